@@ -1,11 +1,9 @@
 """Tiny causal language models as bases of memory encoders, and what transformers makes of them."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from tiny_causal import bpe, decoder_config, random_state
@@ -14,8 +12,6 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, Qwen3Config
 
 from condensery.networks.adapters import Adapters
-from condensery.runtime.encoder import Encoder
-from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
 
@@ -117,17 +113,6 @@ def write_merged(folder: Path, model: Any, tokenizer: Tokenizer | None = None) -
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
     return folder
-
-
-def embed(stored: StoredModel, texts: list[str]) -> np.ndarray[Any, Any]:
-    """Embed texts as they are served."""
-    workers = Workers(1, torch.device("cpu"))
-    encoder = Encoder.load(stored, workers)
-    try:
-        return asyncio.run(encoder.embed(texts)).vectors
-    finally:
-        encoder.close()
-        workers.close()
 
 
 def cut(tokenizer: Tokenizer, start: int | None, texts: list[str], tokens: int) -> list[list[int]]:

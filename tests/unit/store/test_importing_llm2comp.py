@@ -11,7 +11,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
-from tiny_memory import K, cut, embed, memory_states, tokenizer_of, write_language_model
+from serving import embed
+from tiny_memory import K, cut, memory_states, tokenizer_of, write_language_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM

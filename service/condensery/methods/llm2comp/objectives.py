@@ -47,7 +47,7 @@ def pretext_loss(network: MemoryNetwork, batch: SplitTexts, objective: str) -> L
     """
     if objective == "ctkd":
         return distilled_continuation(network, batch)
-    return said(network, batch, again=objective == "reconstruction")
+    return likelihood_loss(network, batch, again=objective == "reconstruction")
 
 
 def read_memory(
@@ -92,10 +92,10 @@ def distilled_continuation(network: MemoryNetwork, batch: SplitTexts) -> Loss:
     return Loss(total, len(batch.rows), len(batch.rows))
 
 
-def said(network: MemoryNetwork, batch: SplitTexts, *, again: bool) -> Loss:
+def likelihood_loss(network: MemoryNetwork, batch: SplitTexts, *, again: bool) -> Loss:
     """Return the negative log-likelihood of the continuation, or of the beginning once more.
 
-    Mean over all tokens of the batch. The start token is never said.
+    Mean over all tokens of the batch; the start token is never predicted.
     """
     pairs = [*zip(batch.rows, batch.splits, strict=True)]
     firsts = [row[:split] for row, split in pairs]

@@ -4,7 +4,7 @@ Where paper and released code differ, or say nothing, a line here says what was 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from condensery.methods.trainer.recipe import TrainerRecipe, check_field
 
@@ -185,37 +185,51 @@ class PretextRecipe(StageRecipe):
 
 
 @dataclass(frozen=True, slots=True)
-class UnsupervisedRecipe(StageRecipe):
-    """How a text is told from others by two views of it (paper, section 5, appendix 2.1).
+class ContrastRecipe(StageRecipe):
+    """What both contrastive stages have (paper, section 5, appendix 2.1).
 
     Attributes:
         temperature: Of the cosines.
-        attention_dropout: Of attention weights, which the views differ by, beside the adapters'.
+        attention_dropout: Of attention weights.
         adapters: Whether the stage has adapters of its own over the earlier ones (``fresh``, as
             the released code), or trains those (``continued``), which keeps their rank.
     """
 
-    steps: int = 1000
     batch: int = 128
+    embeddings: str = "none"
+    temperature: float = 0.05
+    attention_dropout: float = 0.0
+    adapters: str = "fresh"
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be trained with; raises InputError, with field and value."""
+        StageRecipe.__post_init__(self)
+        check_choice(self, "adapters")
+        check_field(self, "temperature", self.temperature > 0, "above 0")
+        check_field(self, "attention_dropout", 0 <= self.attention_dropout < 1, "from 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupervisedRecipe(ContrastRecipe):
+    """How a text is told from others by two views of it, which dropout makes."""
+
+    steps: int = 1000
     rate: float = 3e-5
     warm_from: float = 1 / 3
     weight_decay: float = 1e-3
-    embeddings: str = "none"
-    temperature: float = 0.05
     attention_dropout: float = 0.2
-    adapters: str = "fresh"
 
     stage: ClassVar[Stage] = "unsupervised"
 
     def __post_init__(self) -> None:
         """Refuse what can't be trained with; raises InputError, with field and value."""
-        StageRecipe.__post_init__(self)
-        check_contrast(self, self.batch >= 2, "at least 2, so that there are others")
+        ContrastRecipe.__post_init__(self)
+        check_field(self, "batch", self.batch >= 2, "at least 2, so that there are others")
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedRecipe(StageRecipe):
-    """How queries are told their passages (paper, section 5, appendix 2.1).
+class SupervisedRecipe(ContrastRecipe):
+    """How queries learn to find their passages.
 
     The paper's batch is 1024 queries, 128 in each of eight processes, whose passages are all
     candidates.
@@ -224,43 +238,28 @@ class SupervisedRecipe(StageRecipe):
         negatives: Hard negatives a query.
         passage_length: Most tokens of a passage, memory tokens included.
         query_format: What a query with an instruction is read as.
-        temperature: Of the cosines.
-        attention_dropout: Of attention weights.
-        adapters: See ``UnsupervisedRecipe``.
     """
 
     steps: int = 200
-    batch: int = 128
     weight_decay: float = 3e-4
-    embeddings: str = "none"
     negatives: int = 1
     passage_length: int = 1024
     query_format: str = "{instruction}:{query}\n"
-    temperature: float = 0.05
-    attention_dropout: float = 0.0
-    adapters: str = "fresh"
 
     stage: ClassVar[Stage] = "supervised"
 
     def __post_init__(self) -> None:
         """Refuse what can't be trained with; raises InputError, with field and value."""
-        StageRecipe.__post_init__(self)
+        ContrastRecipe.__post_init__(self)
         check_field(self, "negatives", self.negatives >= 0, "at least 0")
         check_field(self, "passage_length", self.passage_length >= 2, "at least 2")
-        check_contrast(self, self.batch > 1 or self.negatives > 0, "above 1 without negatives")
+        others = self.batch > 1 or self.negatives > 0
+        check_field(self, "batch", others, "above 1 without negatives")
         try:
             read = self.query_format.format(instruction="", query="query")
         except (KeyError, IndexError, ValueError):
             read = ""
         check_field(self, "query_format", "query" in read, "a text with {query} in it")
-
-
-def check_contrast(recipe: Any, others: bool, wanted: str) -> None:
-    """Check what both contrastive stages have; raises InputError, with field and value."""
-    check_field(recipe, "batch", others, wanted)
-    check_choice(recipe, "adapters")
-    check_field(recipe, "temperature", recipe.temperature > 0, "above 0")
-    check_field(recipe, "attention_dropout", 0 <= recipe.attention_dropout < 1, "from 0 to below 1")
 
 
 RECIPES: dict[Stage, type[StageRecipe]] = {

@@ -2,10 +2,11 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from safetensors.torch import save
 from torch import Tensor
@@ -34,11 +35,11 @@ from condensery.methods.llm2comp.data import (
 from condensery.methods.llm2comp.network import MemoryNetwork, open_base
 from condensery.methods.llm2comp.objectives import SplitTexts, contrast_loss, pretext_loss
 from condensery.methods.llm2comp.recipe import (
+    ContrastRecipe,
     NetworkShape,
     PretextRecipe,
     StageRecipe,
     SupervisedRecipe,
-    UnsupervisedRecipe,
 )
 from condensery.methods.llm2comp.sources import Base
 from condensery.methods.llm2comp.weights import StageResult, load_stage, save_weights
@@ -56,7 +57,6 @@ from condensery.networks.dtypes import dtype_name
 
 log = logging.getLogger(__name__)
 B = TypeVar("B", SplitTexts, ContrastBatch)
-Contrast = UnsupervisedRecipe | SupervisedRecipe
 SPECTRUM, SIMILARITY = "spectrum.png", "similarity.png"
 HELD_OUT = 512  # texts
 HELD_BATCH = 8  # texts whose objective is measured together
@@ -127,8 +127,8 @@ class StageTraining(Method[MemoryNetwork, B]):
     """What the stages have in common.
 
     Args:
-        network: Begun, or of the stage before.
         recipe: How.
+        network: Begun, or of the stage before.
         monitor: What is measured meanwhile.
         identity: What a resumed run must share beside the recipe.
         card: What the result says of itself.
@@ -137,8 +137,8 @@ class StageTraining(Method[MemoryNetwork, B]):
 
     def __init__(
         self,
-        network: MemoryNetwork,
         recipe: StageRecipe,
+        network: MemoryNetwork,
         monitor: Monitor,
         identity: Mapping[str, Any],
         card: Mapping[str, Any],
@@ -180,9 +180,9 @@ class StageTraining(Method[MemoryNetwork, B]):
 class PretextTraining(StageTraining[SplitTexts]):
     """Texts compressed so that the frozen language model reads on from them."""
 
-    def __init__(self, batches: SplitBatches, objective: str, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._batches, self._objective = batches, objective
+    def __init__(self, batches: SplitBatches, recipe: PretextRecipe, *arguments: Any) -> None:
+        super().__init__(recipe, *arguments)
+        self._batches, self._objective = batches, recipe.objective
         rows = self._monitor.rows
         places = [n for n in range(len(rows or ())) if rows and len(rows.rows[n]) >= LEAST]
         self._held = _held_batches(rows, places[:64]) if rows else []
@@ -218,11 +218,11 @@ def _held_batches(rows: TextRows, places: Sequence[int]) -> list[SplitTexts]:
 class ContrastTraining(StageTraining[ContrastBatch]):
     """Texts told from others: two views of one, or queries and their passages."""
 
-    def __init__(self, batches: ViewBatches | RankedBatches, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._batches = batches
-        recipe = cast(Contrast, self._own_recipe)
-        self._temperature = recipe.temperature
+    def __init__(
+        self, batches: ViewBatches | RankedBatches, recipe: ContrastRecipe, *arguments: Any
+    ) -> None:
+        super().__init__(recipe, *arguments)
+        self._batches, self._temperature = batches, recipe.temperature
         self.module.drop_attention(recipe.attention_dropout)
 
     def batch(self, draw: Draw) -> ContrastBatch:
@@ -240,6 +240,86 @@ class ContrastTraining(StageTraining[ContrastBatch]):
             answers=batch.answers,
             processes=self._setup.processes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStage:
+    """A stage whose settings and data are of use: all that is checked before work is done.
+
+    Attributes:
+        base: The language model.
+        shape: How texts are read.
+        recipe: Of the stage.
+        start_token: Id of what texts begin with, if anything.
+        monitor: What is measured meanwhile.
+        begin: Makes the training of a network, and of the rest that ``StageTraining`` takes.
+        fingerprint: Of the data.
+        short: Texts that were left out for being too short.
+    """
+
+    base: Base
+    shape: NetworkShape
+    recipe: StageRecipe
+    start_token: int | None
+    monitor: Monitor
+    begin: Callable[..., StageTraining[Any]]
+    fingerprint: str
+    short: int
+
+    def train(self, out: Path, earlier: StageResult | None, setup: TrainingSetup) -> MemoryNetwork:
+        """Train it to its last step, or go on from what ``out`` holds; see ``train``."""
+        base, recipe, shape = self.base, self.recipe, self.shape
+        network = new_network(base, shape, recipe, self.start_token, earlier, setup)
+        facts = {
+            "stage": recipe.stage,
+            "base": base.fingerprint,
+            "shape": asdict(shape),
+            "start_token": self.start_token,
+            "dtype": dtype_name(setup.dtype),
+            "data": self.fingerprint,
+        }
+        about = {"scale": shape.scale, "texts_too_short": self.short, "base_name": base.name}
+        identity = {**facts, "begun": earlier and _digest(earlier)}
+        method = self.begin(network, self.monitor, identity, {**facts, **about}, setup)
+        log.info("%s: %d steps of %d", recipe.stage, recipe.steps, recipe.batch)
+        return run_training(method, out, setup.processes)
+
+
+def prepare_stage(
+    base: Base, shape: NetworkShape, recipe: StageRecipe, data: StageData
+) -> PreparedStage:
+    """Tokenise a stage's data, and check that it can be trained on.
+
+    Raises:
+        InputError: The data or the shape is of no use; the field is named.
+    """
+    if isinstance(recipe, PretextRecipe) and not shape.k:
+        raise InputError(
+            f"pooling={shape.pooling!r}: the pretext stage needs memory tokens",
+            field="pooling",
+            value=shape.pooling,
+        )
+    words = base.words(shape)
+    texts, held = _held_out(recipe, data)
+    monitor = Monitor(held, data.similarities, words, shape, recipe)
+    prepared = partial(PreparedStage, base, shape, recipe, words.start, monitor)
+    if isinstance(recipe, SupervisedRecipe):
+        if not data.examples:
+            raise InputError("rows: the supervised stage learns from rows", field="rows")
+        asked = with_instructions(data.examples, recipe.query_format, data.instruction)
+        ranked = RankedBatches(asked, words, shape, recipe)
+        return prepared(partial(ContrastTraining, ranked, recipe), ranked.fingerprint, 0)
+    if not texts:
+        raise InputError(f"text: the {recipe.stage} stage learns from texts", field="text")
+    most = room(words, shape, recipe, recipe.length, "length")
+    if isinstance(recipe, PretextRecipe):
+        rows = read_tokens(texts, words, least=LEAST, most=most)
+        begin = partial(PretextTraining, SplitBatches(rows, recipe.batch), recipe)
+        return prepared(begin, rows.fingerprint, rows.short)
+    assert isinstance(recipe, ContrastRecipe)
+    rows = read_tokens(texts, words, least=words.begins + 1, most=most)
+    views = partial(ContrastTraining, ViewBatches(rows, recipe.batch), recipe)
+    return prepared(views, rows.fingerprint, rows.short)
 
 
 def train(
@@ -271,32 +351,11 @@ def train(
         CorruptModel: The base can't be loaded.
         TrainingStopped: As ``run_training`` says.
     """
-    setup = setup or TrainingSetup()
     earlier = None if start is None else load_stage(start)
-    _check_start(base, shape, recipe, earlier)
-    words = base.words(shape)
-    texts, held = _held_out(recipe, data)
-    monitor = Monitor(held, data.similarities, words, shape, recipe)
-    batches, fingerprint, short = _batches(recipe, data, texts, words, shape)
-    network = new_network(base, shape, recipe, words.start, earlier, setup)
-    facts = {
-        "stage": recipe.stage,
-        "base": base.fingerprint,
-        "shape": asdict(shape),
-        "start_token": words.start,
-        "dtype": dtype_name(setup.dtype),
-        "data": fingerprint,
-    }
-    card = {**facts, "scale": shape.scale, "texts_too_short": short, "base_name": base.name}
-    identity = {**facts, "begun": earlier and _digest(earlier)}
-    arguments = network, recipe, monitor, identity, card, setup
-    method: StageTraining[Any] = (
-        PretextTraining(cast(SplitBatches, batches), recipe.objective, *arguments)
-        if isinstance(recipe, PretextRecipe)
-        else ContrastTraining(cast(ViewBatches, batches), *arguments)
-    )
-    log.info("%s: %d steps of %d", recipe.stage, recipe.steps, recipe.batch)
-    return run_training(method, out, setup.processes)
+    if earlier is not None:
+        _check_start(base, shape, recipe, earlier)
+    stage = prepare_stage(base, shape, recipe, data)
+    return stage.train(out, earlier, setup or TrainingSetup())
 
 
 def new_network(
@@ -319,7 +378,7 @@ def new_network(
         start,
         embeddings=recipe.embeddings,  # type: ignore[arg-type]  # checked by the recipe
         weights=None if earlier is None else (earlier.weights, earlier.scale),
-        adapters=getattr(recipe, "adapters", "fresh"),
+        adapters=recipe.adapters if isinstance(recipe, ContrastRecipe) else "fresh",  # type: ignore[arg-type]
         seed=recipe.seed,
     )
     network.place(setup)
@@ -327,7 +386,7 @@ def new_network(
 
 
 def _check_start(
-    base: Base, shape: NetworkShape, recipe: StageRecipe, earlier: StageResult | None
+    base: Base, shape: NetworkShape, recipe: StageRecipe, earlier: StageResult
 ) -> None:
     """Check that a stage can begin from another.
 
@@ -335,16 +394,7 @@ def _check_start(
         InputError: It can't; the field is named.
     """
     if isinstance(recipe, PretextRecipe):
-        if earlier is not None:
-            raise InputError("start: the pretext stage begins from the base", field="start")
-        if not shape.k:
-            raise InputError(
-                f"pooling={shape.pooling!r}: the pretext stage needs memory tokens",
-                field="pooling",
-                value=shape.pooling,
-            )
-    if earlier is None:
-        return
+        raise InputError("start: the pretext stage begins from the base", field="start")
     if earlier.card.get("base") != base.fingerprint:
         raise InputError(
             f"start: it was trained on {earlier.card.get('base_name')} "
@@ -370,34 +420,6 @@ def _held_out(recipe: StageRecipe, data: StageData) -> tuple[Sequence[str], Sequ
         passages = [text for example in data.examples for text in example.positives]
         return (), [*dict.fromkeys(passages)][: data.held]
     return hold_out(data.texts, data.held, recipe.seed)
-
-
-def _batches(
-    recipe: StageRecipe,
-    data: StageData,
-    texts: Sequence[str],
-    words: Words,
-    shape: NetworkShape,
-) -> tuple[SplitBatches | ViewBatches | RankedBatches, str, int]:
-    """Return the stage's batches, their fingerprint, and how many texts were too short.
-
-    Raises:
-        InputError: There is no data for the stage, or none of it is of use.
-    """
-    if isinstance(recipe, SupervisedRecipe):
-        if not data.examples:
-            raise InputError("rows: the supervised stage learns from rows", field="rows")
-        asked = with_instructions(data.examples, recipe.query_format, data.instruction)
-        ranked = RankedBatches(asked, words, shape, recipe)
-        return ranked, ranked.fingerprint, 0
-    if not texts:
-        raise InputError(f"text: the {recipe.stage} stage learns from texts", field="text")
-    most = room(words, shape, recipe, recipe.length, "length")
-    pretext = isinstance(recipe, PretextRecipe)
-    least = LEAST if pretext else words.begins + 1
-    rows = read_tokens(texts, words, least=least, most=most)
-    batches = SplitBatches(rows, recipe.batch) if pretext else ViewBatches(rows, recipe.batch)
-    return batches, rows.fingerprint, rows.short
 
 
 def _digest(earlier: StageResult) -> str:

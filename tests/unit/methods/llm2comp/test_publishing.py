@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from serving import embed as embed_served
 from tiny_causal import decoder_config, random_state
 from tiny_memory import (
     K,
@@ -19,7 +20,6 @@ from tiny_memory import (
     write_language_model,
 )
 from tiny_memory import cut as cut_texts
-from tiny_memory import embed as embed_served
 from tiny_pair import tiny_tokenizer, write_base
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing

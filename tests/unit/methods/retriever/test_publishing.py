@@ -1,6 +1,5 @@
 """Models that were made from a stored one: how they are stored, and what they share with it."""
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from serving import embed as embed_served
 from tests.unit.methods.conftest import Stored
 from torch import Tensor
 
@@ -21,8 +21,6 @@ from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.shrp import Experts, convert_layer
 from condensery.networks.weight_files import dequantise, quantise
-from condensery.runtime.encoder import Encoder
-from condensery.runtime.workers import Workers
 from condensery.store.importing import import_model
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
@@ -35,13 +33,7 @@ WORDS = "embeddings.word_embeddings.weight"
 
 
 def embed(stored: StoredModel) -> np.ndarray[Any, Any]:
-    workers = Workers(1, torch.device("cpu"))
-    encoder = Encoder.load(stored, workers)
-    try:
-        return asyncio.run(encoder.embed(TEXTS)).vectors
-    finally:
-        encoder.close()
-        workers.close()
+    return embed_served(stored, TEXTS)
 
 
 def child_of(

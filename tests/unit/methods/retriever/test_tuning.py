@@ -1,10 +1,10 @@
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from peft.tuners.lora import Linear as LoraLinear
+from serving import embed
 from tests.unit.methods.conftest import Stored
 from torch.nn import functional as F
 from transformers import AutoModel
@@ -19,9 +19,7 @@ from condensery.methods.trainer.method import Draw, TrainingSetup
 from condensery.methods.trainer.progress import read_log
 from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning
-from condensery.runtime.encoder import Encoder
 from condensery.runtime.tokenizing import TextTokenizer
-from condensery.runtime.workers import Workers
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore
 
@@ -128,15 +126,11 @@ def test_with_adapters_only_they_change_and_merging_keeps_the_vectors(
     with torch.no_grad():
         wanted = tuned(TEXTS)
         assert (open_retriever(published)(TEXTS) - wanted).abs().max() < 1e-5
-    workers = Workers(1, torch.device("cpu"))
-    encoder = Encoder.load(published, workers)
     text = "where is the old mill"
     (ids,) = [encoding.ids for encoding in TextTokenizer.load(model.path, 64).encode([text])]
     with torch.no_grad():
         wanted = tuned([ids])[0]
-    served = torch.from_numpy(asyncio.run(encoder.embed([text])).vectors[0])
-    encoder.close()
-    workers.close()
+    served = torch.from_numpy(embed(published, [text])[0])
     assert (served - wanted).abs().max() < 1e-5
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from serving import embed
 from tests.unit.methods.conftest import Stored
 from tests.unit.methods.shrp.conftest import Rows
 from tiny_classifier import write_classifier
@@ -18,7 +19,6 @@ from condensery.methods.shrp.command import main
 from condensery.methods.shrp.networks import open_stored
 from condensery.methods.trainer.checkpoints import TrainingStopped
 from condensery.runtime.classifier import Classifier
-from condensery.runtime.encoder import Encoder
 from condensery.runtime.workers import Workers
 from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
@@ -123,14 +123,7 @@ def test_an_encoder_learns_its_own_vectors_and_shares_its_embeddings(
     assert {*report["quality"]} == {"tiny", f"{tmp_path.name}/pairs"}
     assert {*report["stages"]} == {"all experts, routed", "pruned, static", "settled"}
     assert report["stages"]["settled"]["cosine"] > 0.5
-    workers = Workers(1, torch.device("cpu"))
-    try:
-        own, other = (
-            asyncio.run(Encoder.load(m, workers).embed(["the old mill", "a river"])).vectors
-            for m in (made, parent)
-        )
-    finally:
-        workers.close()
+    own, other = (embed(m, ["the old mill", "a river"]) for m in (made, parent))
     assert own.shape == other.shape
     assert (own * other).sum(1).min() > 0.3
     whole, base = open_stored(made).state_dict(), open_stored(parent).state_dict()
