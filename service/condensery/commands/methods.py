@@ -13,6 +13,7 @@ COMMAND_HELP = (
     ("publish", "put a model that was made into a store"),
     ("export", "write a stored model as transformers reads it"),
     ("effir", "drop and slim the layers of a retriever"),
+    ("llm2comp", "make an encoder of a causal language model"),
     ("shrp", "make heads of a BERT experts, and prune them to a static network"),
 )
 # (command, method): the module whose main(arguments) runs it, and its help
@@ -67,6 +68,10 @@ METHOD_MODULES = {
     ("effir", "analyse"): (
         "condensery.methods.effir.analysis",
         "measure how much each layer changes what passes through it",
+    ),
+    ("llm2comp", "build"): (
+        "condensery.methods.llm2comp.build_command",
+        "compress, contrast, measure, publish",
     ),
     ("shrp", "build"): (
         "condensery.methods.shrp.command",

@@ -62,17 +62,26 @@ def check_texts(
             shape's, end with one, or have no room; key and value are named.
     """
     shape.check_length(max_tokens)
+    check_ids(tokenizer, shape.memory_tokens, first_memory)
+    if not reads(tokenizer, shape):
+        raise ValueError(
+            f"tokenizer.json: puts the special tokens {_marks(tokenizer)} round a text, but "
+            f"shape.{START} is {shape.start_token}, and no other was there in training"
+        )
+
+
+def check_ids(tokenizer: Tokenizer, memory_tokens: int, first_memory: int) -> None:
+    """Check that no token of a tokenizer has a memory token's id.
+
+    Raises:
+        ValueError: One has; it is named.
+    """
     words = tokenizer.get_vocab(with_added_tokens=True)
     last = max(words, key=lambda word: words[word])
     if words[last] >= first_memory:
         raise ValueError(
             f"tokenizer.json: {last!r} has the id {words[last]}, but from {first_memory} on ids are"
-            f" those of the {MEMORY} ({shape.memory_tokens})"
-        )
-    if not reads(tokenizer, shape):
-        raise ValueError(
-            f"tokenizer.json: puts the special tokens {_marks(tokenizer)} round a text, but "
-            f"shape.{START} is {shape.start_token}, and no other was there in training"
+            f" those of the {MEMORY} ({memory_tokens})"
         )
 
 

@@ -25,7 +25,11 @@ from condensery.methods.retriever.batches import Batches, Example
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.trainer.method import Draw, Epochs
 from condensery.networks.llm2comp_texts import begin_texts, start_token
-from condensery.runtime.tokenizing import CUT_CHARACTERS_PER_TOKEN, TextTokenizer
+from condensery.runtime.tokenizing import (
+    CUT_CHARACTERS_PER_TOKEN,
+    TYPICAL_CHARACTERS_PER_TOKEN,
+    TextTokenizer,
+)
 
 log = logging.getLogger(__name__)
 AT_ONCE = 256  # texts that are tokenised together
@@ -133,6 +137,11 @@ class TextRows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a text, the mean."""
+        return sum(map(len, self.rows)) / len(self.rows)
 
     def ids(self, places: Iterable[int]) -> list[list[int]]:
         """Return the ids of some of the texts."""
@@ -271,6 +280,10 @@ class RankedBatches:
         shape: Of the network.
         recipe: How many of each, and how long.
 
+    Attributes:
+        fingerprint: Of the rows.
+        work: Tokens that are read in a step, forward or back, about.
+
     Raises:
         InputError: A row has no negative where the recipe wants some; or nothing has room.
     """
@@ -289,6 +302,11 @@ class RankedBatches:
         tokenizer = TextTokenizer(words.tokenizer, longest)
         counts = RetrieverRecipe(queries=recipe.batch, negatives=recipe.negatives)
         self._batches = Batches(examples, tokenizer, counts)
+        characters = sum(
+            len(e.query) + (1 + recipe.negatives) * len(e.positives[0]) for e in examples
+        )
+        per_token = TYPICAL_CHARACTERS_PER_TOKEN
+        self.work = 3 * recipe.batch * (characters / len(examples) / per_token + 3 * shape.k)
         content = "\n".join(f"{e.query}\t{e.positives}\t{e.negatives}" for e in examples)
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
 

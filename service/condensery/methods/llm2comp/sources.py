@@ -13,6 +13,8 @@ from condensery.methods.llm2comp.data import Words, open_words
 from condensery.methods.llm2comp.recipe import NetworkShape
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.decoders import read_config
+from condensery.networks.llm2comp_texts import check_ids
+from condensery.networks.sublayers import family_named
 from condensery.networks.weight_files import ModelFolder, weight_files
 
 if TYPE_CHECKING:  # the store needs pydantic, which is absent where runs are only trained
@@ -32,6 +34,7 @@ class Base:
         folder: Where its weights are.
         tokenizer: As its file has it.
         positions: Most tokens that it reads.
+        vocabulary: Rows of its embedding table: the first memory token's id.
         fingerprint: Of all that changes its numbers.
     """
 
@@ -39,15 +42,24 @@ class Base:
     folder: ModelFolder
     tokenizer: Tokenizer
     positions: int
+    vocabulary: int
     fingerprint: str
 
     def words(self, shape: NetworkShape) -> Words:
         """Return its tokenizer as a network of this shape reads with it.
 
         Raises:
-            InputError: It is not said what texts begin with.
+            InputError: It is not said what texts begin with, or a token has a memory token's id.
         """
-        return open_words(self.tokenizer, shape, self.positions, self.name)
+        words = open_words(self.tokenizer, shape, self.positions, self.name)
+        if shape.k:
+            try:
+                check_ids(self.tokenizer, shape.k, self.vocabulary)
+            except ValueError as error:
+                raise InputError(
+                    f"model: {self.name}: {error}", field="model", value=self.name
+                ) from error
+        return words
 
 
 def stored_base(stored: "StoredModel") -> Base:
@@ -59,10 +71,12 @@ def stored_base(stored: "StoredModel") -> Base:
     """
     from condensery.store.weights import open_folder  # late: see above
 
-    positions = min(_positions(stored.file(CONFIG), stored.name), stored.manifest.max_tokens)
+    positions, vocabulary = _sizes(stored.file(CONFIG), stored.name)
+    positions = min(positions, stored.manifest.max_tokens)
     tokenizer = open_tokenizer(stored.file(TOKENIZER))
     folder = open_folder(stored)
-    return Base(stored.name, folder, tokenizer, positions, stored.manifest.fingerprint)
+    fingerprint = stored.manifest.fingerprint
+    return Base(stored.name, folder, tokenizer, positions, vocabulary, fingerprint)
 
 
 def directory_base(path: Path) -> Base:
@@ -73,19 +87,25 @@ def directory_base(path: Path) -> Base:
         CorruptModel: It has no weights.
     """
     tokenizer = open_tokenizer(path)
-    positions = _positions(path / CONFIG, path.name)
+    positions, vocabulary = _sizes(path / CONFIG, path.name)
     digest = hashlib.sha256()
     for file in (path / CONFIG, path / TOKENIZER, *weight_files(path)):
         with file.open("rb") as content:
             while block := content.read(BLOCK):
                 digest.update(block)
     fingerprint = f"sha256:{digest.hexdigest()}"
-    return Base(path.name, ModelFolder.of(path), tokenizer, positions, fingerprint)
+    folder = ModelFolder.of(path)
+    return Base(path.name, folder, tokenizer, positions, vocabulary, fingerprint)
 
 
-def _positions(config: Path, name: str) -> int:
+def _sizes(config: Path, name: str) -> tuple[int, int]:
+    """Return how many tokens a causal language model reads at most, and its vocabulary's rows."""
     try:
         known = read_config(json.loads(config.read_text(encoding="utf-8")))
+        # transformers counts BERT among causal language models too.
+        if not family_named(known.model_type).norm_first:
+            raise ValueError(f"model_type {known.model_type!r} is no causal language model")
     except (OSError, ValueError) as error:
         raise InputError(f"model: {name}: {CONFIG}: {error}", field="model", value=name) from error
-    return int(getattr(known, "max_position_embeddings", None) or UNBOUNDED)
+    positions = int(getattr(known, "max_position_embeddings", None) or UNBOUNDED)
+    return positions, int(known.vocab_size)

@@ -133,6 +133,7 @@ class StageTraining(Method[MemoryNetwork, B]):
         identity: What a resumed run must share beside the recipe.
         card: What the result says of itself.
         setup: Where.
+        begin_step: Called with the number of each step, from 0.
     """
 
     def __init__(
@@ -143,8 +144,10 @@ class StageTraining(Method[MemoryNetwork, B]):
         identity: Mapping[str, Any],
         card: Mapping[str, Any],
         setup: TrainingSetup,
+        begin_step: Callable[[int], None] | None = None,
     ) -> None:
         self.module, self._monitor, self._card = network, monitor, card
+        self._begin_step = begin_step
         self.recipe, self._own_recipe = recipe.trainer(setup.every), recipe
         self._setup = setup
         if recipe.recompute:
@@ -154,6 +157,11 @@ class StageTraining(Method[MemoryNetwork, B]):
     def groups(self) -> list[Group]:
         """Return adapters, and what rows learn, at one rate."""
         return split_groups(self.module, self._own_recipe.rate, self._own_recipe.weight_decay)
+
+    def prepare_step(self, step: int) -> None:
+        """Tell whoever follows several stages."""
+        if self._begin_step is not None:
+            self._begin_step(step)
 
     def weights(self) -> dict[str, Tensor]:
         """Return what learns."""
@@ -255,6 +263,7 @@ class PreparedStage:
         begin: Makes the training of a network, and of the rest that ``StageTraining`` takes.
         fingerprint: Of the data.
         short: Texts that were left out for being too short.
+        work: Tokens that are read in a step, forward or back, about.
     """
 
     base: Base
@@ -265,8 +274,15 @@ class PreparedStage:
     begin: Callable[..., StageTraining[Any]]
     fingerprint: str
     short: int
+    work: float
 
-    def train(self, out: Path, earlier: StageResult | None, setup: TrainingSetup) -> MemoryNetwork:
+    def train(
+        self,
+        out: Path,
+        earlier: StageResult | None,
+        setup: TrainingSetup,
+        begin_step: Callable[[int], None] | None = None,
+    ) -> MemoryNetwork:
         """Train it to its last step, or go on from what ``out`` holds; see ``train``."""
         base, recipe, shape = self.base, self.recipe, self.shape
         network = new_network(base, shape, recipe, self.start_token, earlier, setup)
@@ -279,8 +295,8 @@ class PreparedStage:
             "data": self.fingerprint,
         }
         about = {"scale": shape.scale, "texts_too_short": self.short, "base_name": base.name}
-        identity = {**facts, "begun": earlier and _digest(earlier)}
-        method = self.begin(network, self.monitor, identity, {**facts, **about}, setup)
+        identity = {**facts, "begun": earlier and digest_of(earlier)}
+        method = self.begin(network, self.monitor, identity, {**facts, **about}, setup, begin_step)
         log.info("%s: %d steps of %d", recipe.stage, recipe.steps, recipe.batch)
         return run_training(method, out, setup.processes)
 
@@ -308,18 +324,22 @@ def prepare_stage(
             raise InputError("rows: the supervised stage learns from rows", field="rows")
         asked = with_instructions(data.examples, recipe.query_format, data.instruction)
         ranked = RankedBatches(asked, words, shape, recipe)
-        return prepared(partial(ContrastTraining, ranked, recipe), ranked.fingerprint, 0)
+        begin_ranked = partial(ContrastTraining, ranked, recipe)
+        return prepared(begin_ranked, ranked.fingerprint, 0, ranked.work)
     if not texts:
         raise InputError(f"text: the {recipe.stage} stage learns from texts", field="text")
     most = room(words, shape, recipe, recipe.length, "length")
     if isinstance(recipe, PretextRecipe):
         rows = read_tokens(texts, words, least=LEAST, most=most)
         begin = partial(PretextTraining, SplitBatches(rows, recipe.batch), recipe)
-        return prepared(begin, rows.fingerprint, rows.short)
+        # Half is compressed, half read on; each forth and back, and all of it by the teacher.
+        work = recipe.batch * (6 * shape.k + 4 * rows.mean_length)
+        return prepared(begin, rows.fingerprint, rows.short, work)
     assert isinstance(recipe, ContrastRecipe)
     rows = read_tokens(texts, words, least=words.begins + 1, most=most)
     views = partial(ContrastTraining, ViewBatches(rows, recipe.batch), recipe)
-    return prepared(views, rows.fingerprint, rows.short)
+    work = 2 * recipe.batch * 3 * (rows.mean_length + shape.k)
+    return prepared(views, rows.fingerprint, rows.short, work)
 
 
 def train(
@@ -422,7 +442,7 @@ def _held_out(recipe: StageRecipe, data: StageData) -> tuple[Sequence[str], Sequ
     return hold_out(data.texts, data.held, recipe.seed)
 
 
-def _digest(earlier: StageResult) -> str:
+def digest_of(earlier: StageResult) -> str:
     """Return a fingerprint of an earlier stage's weights."""
     tensors = {n: t.contiguous() for n, t in earlier.weights.tensors("table").items()}
     return hashlib.sha256(save(tensors)).hexdigest()

@@ -211,3 +211,9 @@ def _as_stored(weights: Mapping[str, Tensor], dtype: StoredDType) -> Iterator[tu
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def weight_bytes(stored: StoredModel) -> int:
+    """Return the size of a stored model's own files of weights, bytes."""
+    names = [name for name in stored.manifest.files if name.endswith(WEIGHTS)]
+    return sum((stored.path / name).stat().st_size for name in names)

@@ -32,7 +32,7 @@ from condensery.methods.trainer.batching import (
 )
 from condensery.methods.trainer.method import Draw, Epochs
 from condensery.networks.backbone import Backbone, load_backbone
-from condensery.networks.pooling import Pooling, normalise, pool
+from condensery.networks.pooling import Pooling, normalise
 from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
 from condensery.store.weights import open_folder
@@ -58,7 +58,7 @@ class Vectors:
 
         def read(part: list[Tokens]) -> Tensor:
             hidden, packing = self._backbone.read([row.ids for row in part], pooling=self._pooling)
-            return normalise(pool(hidden, packing, self._pooling)).cpu()
+            return normalise(self._backbone.pool(hidden, packing, self._pooling)).cpu()
 
         vectors: NDArray[np.float32] = in_batches(rows, EVALUATED_TOKENS, read).numpy()
         return vectors
@@ -67,7 +67,7 @@ class Vectors:
     def read(self, rows: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         """Return the last hidden states (tokens, dims) of a batch, and vectors (rows, dims)."""
         hidden, packing = self._backbone.read([row.ids for row in rows])
-        vectors = normalise(pool(hidden, packing, self._pooling))
+        vectors = normalise(self._backbone.pool(hidden, packing, self._pooling))
         return hidden[: sum(packing.lengths)].float(), vectors
 
 

@@ -14,7 +14,7 @@ from condensery.methods.effir.measuring import (
     MeasuringSetup,
     quality,
 )
-from condensery.methods.retriever.publishing import Candidate
+from condensery.methods.retriever.publishing import Candidate, weight_bytes
 from condensery.methods.shrp import measuring
 from condensery.methods.shrp.classification import ClassificationTask
 from condensery.methods.shrp.embedding import EmbeddingTask
@@ -34,7 +34,7 @@ from condensery.methods.trainer.publishing import versions
 from condensery.methods.trainer.reports import without_folders
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.shrp import Experts
-from condensery.store.manifest import WEIGHTS, Manifest, Provenance, StoredModel
+from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
 
 TUNED = "-parent"  # after a model's name: what a tuned encoder is published as
@@ -184,7 +184,7 @@ class Publishing:
             "quality": figures,
             "cost": measuring.count_costs(
                 {name: _parameters(stored) for name, stored in models.items()},
-                {name: _weight_bytes(stored) for name, stored in models.items()},
+                {name: weight_bytes(stored) for name, stored in models.items()},
                 shape,
                 experts,
             ),
@@ -250,11 +250,3 @@ def _headline(figures: Mapping[str, Any]) -> dict[str, float]:
 
 def _parameters(stored: StoredModel) -> int:
     return sum(parameter.numel() for parameter in open_stored(stored).parameters())
-
-
-def _weight_bytes(stored: StoredModel) -> int:
-    return sum(
-        (stored.path / name).stat().st_size
-        for name in stored.manifest.files
-        if name.endswith(WEIGHTS)
-    )

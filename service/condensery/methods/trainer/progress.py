@@ -3,6 +3,8 @@
 import argparse
 import json
 import logging
+import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from condensery.methods.trainer.reports import DPI, new_figure, save_figure
 log = logging.getLogger(__name__)
 NAME = "log.jsonl"
 Series = dict[str, list[tuple[int, float]]]
+BAR_SECONDS, BAR_WIDTH = 30, 30
 NOT_LOSSES = ("step", "steps", "norm", "rate", "items", "items_per_second", "seconds_left")
 
 
@@ -81,9 +84,52 @@ def line(row: Mapping[str, object]) -> str:
     ]
     left = row.get("seconds_left")
     if isinstance(left, float):
-        minutes = round(left / 60)
-        shown.append(f"{minutes // 60}:{minutes % 60:02} h left")
+        shown.append(f"{_hours(left)} left")
     return " · ".join(shown)
+
+
+class StagesProgress:
+    """How far a run of several stages is, and how long the rest takes: a bar in the log.
+
+    The time left is what the stages' work so far took in this process, over the work that is left.
+
+    Args:
+        work: Of each stage, in their order, in any unit that they share (tokens read).
+    """
+
+    def __init__(self, work: Mapping[str, float]) -> None:
+        self._work = dict(work)
+        self._began: tuple[float, float] | None = None  # seconds, and the work done before
+        self._shown = -math.inf
+
+    def begin_step(self, stage: str, step: int, steps: int) -> None:
+        """Note that a stage begins a step, counted from 0; shows the bar twice a minute."""
+        now, done = time.monotonic(), self._done(stage, step / steps)
+        if self._began is None:
+            self._began = now, done
+        if now - self._shown >= BAR_SECONDS and done > self._began[1]:
+            self._shown = now
+            log.info("%s", self.bar(done, now))
+
+    def bar(self, done: float, now: float) -> str:
+        """Return ``[####......] 37 % of all stages · 0:42 h left``."""
+        assert self._began is not None
+        whole = sum(self._work.values())
+        since, before = self._began
+        left = (now - since) / (done - before) * (whole - done)
+        filled = round(BAR_WIDTH * done / whole)
+        marks = "#" * filled + "." * (BAR_WIDTH - filled)
+        return f"[{marks}] {done / whole:.0%} of all stages · {_hours(left)} left"
+
+    def _done(self, stage: str, share: float) -> float:
+        names = list(self._work)
+        earlier = names[: names.index(stage)]
+        return sum(self._work[name] for name in earlier) + share * self._work[stage]
+
+
+def _hours(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}:{minutes % 60:02} h"
 
 
 def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, Series]:

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -35,7 +35,12 @@ def open_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_texts(
-    paths: Sequence[Path], *, sentences: bool = False, most: int = 0, seed: int = 0
+    paths: Sequence[Path],
+    *,
+    sentences: bool = False,
+    most: int = 0,
+    seed: int = 0,
+    without: Collection[tuple[str, str]] = (),
 ) -> list[str]:
     """Read texts, each once, in their order: JSONL rows' own, or the lines of plain text.
 
@@ -45,6 +50,7 @@ def read_texts(
         sentences: Also every sentence of a text of several.
         most: How many are chosen at random; 0: all.
         seed: Of the choice.
+        without: Names and values of fields; rows that have one of them are left out.
 
     Raises:
         InputError: A file can't be read, or none of its rows has a text; named.
@@ -52,7 +58,7 @@ def read_texts(
     texts: dict[str, None] = {}
     for path in paths:
         before = len(texts)
-        for text in _texts(path):
+        for text in _texts(path, without):
             texts[text] = None
             parts = SENTENCE.split(text) if sentences else ()
             if len(parts) > 1:
@@ -63,11 +69,13 @@ def read_texts(
     return random.Random(seed).sample(chosen, most) if 0 < most < len(chosen) else chosen
 
 
-def _texts(path: Path) -> Iterator[str]:
+def _texts(path: Path, without: Collection[tuple[str, str]]) -> Iterator[str]:
     if path.name.endswith(PLAIN):
         yield from (line.strip() for line in read_lines(path) if line.strip())
         return
     for row in read_rows(path):
+        if any(row.value.get(name) == value for name, value in without):
+            continue
         for name in FIELDS:
             value = row.value.get(name)
             if isinstance(value, str) and value.strip():

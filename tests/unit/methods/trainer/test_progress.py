@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from condensery.methods.trainer import progress
 from condensery.methods.trainer.checkpoints import TrainingStopped
-from condensery.methods.trainer.progress import line, read_log, record, rewind
+from condensery.methods.trainer.progress import (
+    StagesProgress,
+    line,
+    read_log,
+    record,
+    rewind,
+)
 
 
 def test_rows_are_written_and_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -24,6 +31,26 @@ def test_rows_are_written_and_shown(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_a_line_says_how_long_it_will_take() -> None:
     assert line({"step": 1, "steps": 2, "seconds_left": 4260.0}) == "step 1/2 · 1:11 h left"
+
+
+def test_a_bar_says_how_long_all_stages_take(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    stages = StagesProgress({"first": 100.0, "second": 300.0})
+    stages.begin_step("first", 5, 10)  # a run that was killed before its sixth step
+    clock[0] = 300.0
+    stages.begin_step("first", 8, 10)  # 30 of the work in 300 s, 320 are left
+    clock[0] = 301.0
+    stages.begin_step("first", 9, 10)  # too soon
+    clock[0] = 500.0
+    stages.begin_step("second", 0, 4)
+    assert caplog.messages == [
+        f"[{'#' * 6}{'.' * 24}] 20% of all stages · 0:53 h left",
+        f"[{'#' * 8}{'.' * 22}] 25% of all stages · 0:50 h left",
+    ]
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:

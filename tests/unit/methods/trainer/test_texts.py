@@ -1,7 +1,10 @@
+import json
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensery.methods.trainer.texts import HeldOutText, word_runs
+from condensery.methods.trainer.texts import HeldOutText, read_texts, word_runs
 
 HELD = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -26,6 +29,13 @@ def test_a_short_text_is_one_run() -> None:
     assert not held.shares("the old mill on the river")
     assert len(word_runs("the old mill")) == 1
     assert len(word_runs(HELD)) == 3
+
+
+def test_rows_of_a_source_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": f"the {source}", "source": source} for source in ("mill", "river", "town")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_texts([path], without=[("source", "mill"), ("text", "the town")]) == ["the river"]
 
 
 def test_nothing_held_shares_nothing() -> None:
