@@ -33,7 +33,7 @@ CALM := sed -uE \
 	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
 	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
-.PHONY: help install check test test-methods test-slow proto openapi serve load faults bench image lock
+.PHONY: help install check test test-methods test-slow test-bench proto openapi serve load faults bench image lock
 
 help: ## List the chores
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
@@ -57,7 +57,7 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	@echo "install: done"
 
 $(VENV)/.bench: $(VENV)/.installed
-	@echo "install: what make bench and make load need (sentence-transformers, locust: 200 MB)"
+	@echo "install: what make bench, make load and condensery eval embeddings need (mteb, pyarrow, ...: 730 MB)"
 	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,bench]' 2>&1 | $(CALM)
 	@touch $@
 
@@ -92,6 +92,9 @@ test-slow: install ## The slow tests: two at a time; then one by one those that 
 		-m "slow and not gpu and not alone" || status=$$?; \
 	$(BIN)/pytest --durations 5 -m "slow and alone" || status=$$?; \
 	exit $$status
+
+test-bench: $(VENV)/.bench ## The tests that need mteb, of the extra bench (ARGS for pytest)
+	$(BIN)/pytest -n $(WORKERS) -m bench tests/unit/methods $(ARGS)
 
 proto: install ## Make service/condensery/stubs/ from proto/
 	$(PROTOC) --python_out=service --pyi_out=service --grpc_python_out=service $(PROTOS)

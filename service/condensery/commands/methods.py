@@ -47,6 +47,10 @@ METHOD_MODULES = {
         "condensery.methods.ranking.evaluation",
         "measure how well models rerank what BM25 finds",
     ),
+    ("eval", "embeddings"): (
+        "condensery.methods.judging.command",
+        "judge encoders side by side, by mteb's measures on rows of your own",
+    ),
     ("eval", "encodings"): (
         "condensery.methods.ranking.encodings",
         "measure what an encoder's vectors lose in fewer bytes",

@@ -23,7 +23,6 @@ from condensery.commands.ask import add_search_arguments
 from condensery.commands.common import AnyClient, add_server_arguments, print_note
 from condensery.errors import (
     CondenseryError,
-    DataDirTaken,
     Forbidden,
     InputError,
     NotFound,
@@ -31,7 +30,6 @@ from condensery.errors import (
     Unauthenticated,
     Unavailable,
 )
-from condensery.index.lock import DataDirLock
 from condensery.methods.rag.figures import Judged, figures, judge
 from condensery.methods.rag.questions import (
     PASSAGE_FIELD,
@@ -41,6 +39,7 @@ from condensery.methods.rag.questions import (
     read_judged_questions,
 )
 from condensery.methods.rag.report import draw_plot, write_page
+from condensery.methods.ranking.parts import held
 from condensery.methods.trainer.reports import command_line
 from condensery.question import Answer
 from condensery.values import Metadata, ModelInfo
@@ -418,25 +417,6 @@ def run(args: argparse.Namespace, client: AnyClient, words: Sequence[str]) -> di
     write_atomically(args.out / PAGE, write_page(page, found, judged))
     draw_plot(args.out / PLOT, title, found, judged, threshold(server, args))
     return report
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep other evaluations from a folder.
-
-    Raises:
-        InputError: Another one holds it, or it can't be used.
-    """
-    try:
-        lock = DataDirLock(folder)
-    except DataDirTaken as error:
-        raise InputError(
-            f"out: {folder} can't be used, or another evaluation is writing to it",
-            field="out",
-            value=str(folder),
-        ) from error
-    with lock:
-        yield
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,13 +1,11 @@
 """Measure what vectors lose in fewer bytes: recall@10 and nDCG@10 of each encoding."""
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,22 +21,21 @@ from condensery.encodings import (
     encoded_width,
     int8_range,
 )
-from condensery.errors import ReportNotFound
 from condensery.index.prompts import make_index_prompts
 from condensery.methods.ranking.measures import ndcg
-from condensery.methods.ranking.parts import check_out, write_part
+from condensery.methods.ranking.parts import check_out, publish_report, report_with, write_part
 from condensery.methods.ranking.retrieval import embed, running, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.trainer.arguments import open_model
 from condensery.methods.trainer.reports import bootstrap, command_line
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
-from condensery.store.manifest import REPORT, StoredModel
-from condensery.store.reports import StoredReport
+from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, shipped_store
 from condensery.values import Floats
 
 log = logging.getLogger(__name__)
+PART = "encodings"  # of a report
 DEPTH, SEED = 10, 17
 EXACT: Encoding = "float32"
 # uint8 and binary hold the very numbers of int8 and ubinary.
@@ -188,28 +185,9 @@ def _loss(exact: Wide, own: Wide, seed: int) -> dict[str, list[float]]:
     }
 
 
-def report_with(stored: StoredModel, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored model's report with this part of it, sets that it names replaced."""
-    try:
-        report = dict(StoredReport(stored).report().report)
-    except ReportNotFound:
-        report = {"format": 1}
-    before = report.get("encodings")
-    report["encodings"] = {**(before if isinstance(before, dict) else {}), **part}
-    return report
-
-
 def publish(store: ModelStore, stored: StoredModel, part: Mapping[str, Any]) -> StoredModel:
-    """Put the next version of a model into the store: the same, but for what its report says.
-
-    Its fingerprint stays, so that indexes of its vectors do.
-    """
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / REPORT
-        text = json.dumps(report_with(stored, part), indent=1, ensure_ascii=False, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
-        files = {name: stored.path / name for name in stored.manifest.files}
-        return store.publish({**files, REPORT: path}, stored.manifest)
+    """Put the next version of a model into the store, whose report has these sets too."""
+    return publish_report(store, stored, report_with(stored, PART, part))
 
 
 def _columns(
@@ -277,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 **measure(ranking_set, *vectors, encoder.info.dimensions, seed=args.seed),
                 **about,
             }
-    sys.stdout.write(write_part({"encodings": part}, args.out))
+    sys.stdout.write(write_part({PART: part}, args.out))
     if args.publish:
         new = publish(store, stored, part)
         log.info("%s: version %s", new.name, new.version)

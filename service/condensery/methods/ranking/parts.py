@@ -2,12 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from condensery.atomic_files import write_atomically
-from condensery.errors import InputError, StorageError
+from condensery.errors import DataDirTaken, InputError, ReportNotFound, StorageError
+from condensery.index.lock import DataDirLock
+from condensery.store.manifest import REPORT, StoredModel
+from condensery.store.reports import StoredReport
+from condensery.store.store import ModelStore
 
 
 class StoredRows:
@@ -96,3 +102,63 @@ def fingerprint(folder: Path) -> str:
         if path.suffix in (".safetensors", ".json"):
             digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return f"sha256:{digest.hexdigest()}"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other evaluations from a folder.
+
+    Raises:
+        InputError: Another one holds it, or it can't be used.
+    """
+    try:
+        lock = DataDirLock(folder)
+    except DataDirTaken as error:
+        raise InputError(
+            f"out: {folder} can't be used, or another evaluation is writing to it",
+            field="out",
+            value=str(folder),
+        ) from error
+    with lock:
+        yield
+
+
+def report_with(stored: StoredModel, name: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored model's report with more under a name; what it says already stays.
+
+    Args:
+        stored: Measured before or not.
+        name: Of the part.
+        part: Its entries; those of the same names are replaced.
+    """
+    try:
+        report = dict(StoredReport(stored).report().report)
+    except ReportNotFound:
+        report = {"format": 1}
+    before = report.get(name)
+    report[name] = {**(before if isinstance(before, dict) else {}), **part}
+    return report
+
+
+def publish_report(
+    store: ModelStore,
+    stored: StoredModel,
+    report: Mapping[str, Any],
+    more: Mapping[str, Path] | None = None,
+) -> StoredModel:
+    """Put the next version of a model into the store: the same, but for what its report says.
+
+    Its fingerprint stays, so that indexes of its vectors do.
+
+    Args:
+        store: Whose own part it goes to.
+        stored: The version that there is.
+        report: In the place of its own.
+        more: Other files, plots, by name.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / REPORT
+        text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+        files = {name: stored.path / name for name in stored.manifest.files}
+        return store.publish({**files, **(more or {}), REPORT: path}, stored.manifest)
