@@ -277,7 +277,7 @@ def run_embeddings(args: argparse.Namespace, parent: StoredModel, setup: Trainin
         others=args.set_others,
     )  # fmt: skip
     measuring = MeasuringSetup(setup.device, choose_dtype(setup.device), args.workers, 0)
-    total = len(args.converted) + 2  # epochs of the longest conversion: all get its steps
+    total = max(args.converted) + 2  # epochs of the longest conversion: all get its steps
     for name, make in shapes(args, parent, tasks, recipe, setup):
         if name in results.rows:
             continue

@@ -84,6 +84,9 @@ class PairTraits:
     """Passages that it reads best; 0 is all."""
     min_relevance: float = 0.0
     """Score under which it does not answer; 0 is none."""
+    rank_weight: float = 0.0
+    """How much its place in an index's search counts beside a passage's score, in choosing what is
+    read: so many times the place's logarithm is taken off the logit; 0 is the score alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """One ranking out of several."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,3 +39,17 @@ def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
 
     best = sorted(by_id, key=order)[:top_k]
     return [replace(by_id[passage], score=score(passage)) for passage in best]
+
+
+def weigh_place(logit: float, place: int, weight: float) -> float:
+    """Return a reranker's score of a passage, corrected by its place in retrieval.
+
+    ``logit - weight * ln(place)``: Bayes' rule, if the chance that a passage answers falls with a
+    power of its place. A reranker made on other collections and the search then correct each other.
+
+    Args:
+        logit: The reranker's, of the log-odds' scale.
+        place: The best is 1.
+        weight: 0 is the reranker alone.
+    """
+    return logit - weight * math.log(place)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from condensery.errors import ContextTooLong, InputError
+from condensery.index.fusion import weigh_place
 from condensery.jobs.contexts import Candidate, RetrievedContext, failure_reasons, passages_phrase
 from condensery.jobs.interfaces import (
     AnswerGenerator,
@@ -141,7 +142,9 @@ def _select_context(
     mode, plain = question.compression.mode, question.compression.mode == "off"
     reads_text = plain or server is not None
     top_n = oscar.traits.top_n if question.rerank.top_n is None else question.rerank.top_n
-    kept = rank_candidates(retrieved.candidates)[: top_n or None]
+    # The order of documents that came with the request says nothing of them.
+    weight = 0.0 if question.index is None else oscar.traits.rank_weight
+    kept = rank_candidates(retrieved.candidates, weight)[: top_n or None]
     reasons = ["asked for"] if plain else []
     if not kept:
         reasons.append("no passages were found")
@@ -149,7 +152,7 @@ def _select_context(
     if server is not None and not plain:
         reasons.append(ONLY_RANKS)
     vectors, left_out, unfit = retrieved.vectors[0], list(retrieved.left_out), False
-    may_answer = plain or not _is_under_threshold(oscar, question, retrieved)
+    may_answer = plain or not _is_under_threshold(oscar, question, retrieved, kept)
     if may_answer:
         allowed = _fit_budgets_of(oscar, question, retrieved, kept, server)
         vectors = allowed.vectors
@@ -359,14 +362,20 @@ def unread_windows_reason(kept: Sequence[Candidate], windows: int, reason: str) 
     return f"{windows_of} were compressed and are not read, {reason}"
 
 
-def rank_candidates(candidates: Sequence[Candidate]) -> list[Candidate]:
+def rank_candidates(candidates: Sequence[Candidate], rank_weight: float = 0.0) -> list[Candidate]:
     """Return passages best first: by relevance, then those without, in the order of retrieval.
 
     By the logit, not its sigmoid, which in float32 is 1.0 for all above 17. Where some have a
     score, the others have none: retrieval's is on another scale.
+
+    Args:
+        candidates: In the order of retrieval.
+        rank_weight: How much their places there count beside their scores (``weigh_place``).
     """
     scored = [
-        (candidate.logit, candidate) for candidate in candidates if candidate.logit is not None
+        (weigh_place(candidate.logit, candidate.place + 1, rank_weight), candidate)
+        for candidate in candidates
+        if candidate.logit is not None
     ]
     others = [candidate for candidate in candidates if candidate.logit is None]
     if scored:
@@ -476,20 +485,22 @@ def _estimate_fit(
     return len(kept)
 
 
-def _is_under_threshold(oscar: OscarModel, question: Question, retrieved: RetrievedContext) -> bool:
-    """Whether every passage was scored, and none enough. One without a score may hold the answer.
+def _is_under_threshold(
+    oscar: OscarModel,
+    question: Question,
+    retrieved: RetrievedContext,
+    kept: Sequence[Candidate],
+) -> bool:
+    """Whether all passages were scored, and none that would be read enough.
 
-    No passages at all score nothing.
+    One without a score may hold the answer. No passages at all score nothing.
     """
     threshold = question.min_relevance
     if threshold is None:
         threshold = oscar.traits.min_relevance
     unknown = any(candidate.logit is None for candidate in retrieved.candidates)
-    return (
-        not unknown
-        and max((candidate.score or 0.0 for candidate in retrieved.candidates), default=0.0)
-        < threshold
-    )
+    best = max((candidate.score or 0.0 for candidate in kept), default=0.0)
+    return not unknown and best < threshold
 
 
 def _generator_inputs(kept: Sequence[Candidate], vectors: int) -> list[Floats | str]:

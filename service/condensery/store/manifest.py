@@ -102,12 +102,14 @@ class Defaults(BaseModel):
     Attributes:
         top_n: Passages that it reads best, as measured; 0 is all, None what the service does.
         min_relevance: Score (0 to 1) under which it should not answer; None is the same.
+        rank_weight: How much a passage's place in retrieval counts beside its score; None is 0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     top_n: int | None = Field(default=None, ge=0)
     min_relevance: float | None = Field(default=None, ge=0, le=1)
+    rank_weight: float | None = Field(default=None, ge=0, le=100)
 
 
 class Manifest(BaseModel):

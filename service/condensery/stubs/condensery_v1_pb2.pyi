@@ -856,18 +856,20 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PairTraits(_message.Message):
-    __slots__ = ("vectors", "rates", "scores", "top_n", "min_relevance")
+    __slots__ = ("vectors", "rates", "scores", "top_n", "min_relevance", "rank_weight")
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     TOP_N_FIELD_NUMBER: _ClassVar[int]
     MIN_RELEVANCE_FIELD_NUMBER: _ClassVar[int]
+    RANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     vectors: _containers.RepeatedScalarFieldContainer[int]
     rates: _containers.RepeatedScalarFieldContainer[int]
     scores: bool
     top_n: int
     min_relevance: float
-    def __init__(self, vectors: _Optional[_Iterable[int]] = ..., rates: _Optional[_Iterable[int]] = ..., scores: bool = ..., top_n: _Optional[int] = ..., min_relevance: _Optional[float] = ...) -> None: ...
+    rank_weight: float
+    def __init__(self, vectors: _Optional[_Iterable[int]] = ..., rates: _Optional[_Iterable[int]] = ..., scores: bool = ..., top_n: _Optional[int] = ..., min_relevance: _Optional[float] = ..., rank_weight: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent", "version", "alias_of", "dimensions")

@@ -328,3 +328,26 @@ async def test_an_index_without_passages_does_not_hold_the_answer(services, osca
 async def test_a_pairs_own_threshold_means_nothing_where_it_does_not_score(services, oscar):
     oscar.traits = PairTraits(vectors=(2,), rates=(4,), scores=False, min_relevance=0.99)
     assert (await answer_whole(services, ask())).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("weight", "read"), [(0.0, "last"), (0.5, "last"), (1.5, "first"), (9.0, "first")]
+)
+async def test_a_passages_place_in_the_index_counts_as_much_as_the_pair_says(
+    services, oscar, weight, read
+):
+    # BM25 finds them in this order: ever fewer of their words are the question. Logits 1, 0, 2.
+    documents = [
+        Document("first", "question question gold"),
+        Document("second", "question and four more words"),
+        Document("last", "question gold gold and ever so many more other words"),
+    ]
+    await indexes.create_index(services, "kb")
+    await indexes.upsert_documents(services, "kb", documents)
+    oscar.traits = PairTraits(vectors=(2, 1), rates=(4, 8), top_n=1, rank_weight=weight)
+    found = make_question("question", index="kb", search="bm25")
+    whole = await answer_whole(services, found)
+    assert [citation.document_id for citation in whole.citations] == [read]
+    # A request's own documents come in no order that says anything.
+    whole = await answer_whole(services, make_question("question", documents=documents))
+    assert [citation.document_id for citation in whole.citations] == ["last"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from condensery.methods.oscar import tables
-from condensery.methods.oscar.measured import Report
+from condensery.methods.oscar.measured import Passages, Report
 from condensery.methods.oscar.reporting import wrong_at
 from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source, family
 from condensery.methods.trainer.reports import table
@@ -193,7 +193,20 @@ def measured(
         parts += ["### Reranking", "", "nDCG@10 of what BM25 found, reordered by each.", ""]
         parts += [*tables.rerank(report), *_in_domain(report, sources)]
         parts += tables.rerank_differences(report)
+    if report.passages is not None:
+        parts += _passages(report.passages)
     return [*parts, *_behaviour(report, plots, manifest)]
+
+
+def _passages(measured: Passages) -> list[str]:
+    found = f"the {measured.depth or ''} passages that the {measured.search} search finds"
+    return [
+        *("### What an answer reads", ""),
+        f"nDCG@10 of {' '.join(found.split())}: as found, by this pair, and by its logit less",
+        f"{measured.rank_weight:g} times the logarithm of the place found, as the service orders",
+        f"them (`rank_weight`, learnt on {', '.join(measured.learnt_on) or 'nothing here'}).",
+        *("", *tables.passages(measured)),
+    ]
 
 
 def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:

@@ -132,6 +132,35 @@ class Ranking(Part):
     differences: dict[str, RankDifference] = {}
 
 
+class Interval(Part):
+    """A mean with its 95% interval."""
+
+    mean: Finite
+    low: Finite
+    high: Finite
+
+
+class Choice(Part):
+    """How well the passages of a collection were ordered; ``ndcg10`` and ``ndcg1`` by order."""
+
+    queries: int
+    ndcg10: dict[str, Interval]
+    ndcg1: dict[str, Interval] = {}
+
+
+class Passages(Part):
+    """How the passages that an answer reads are chosen: by the pair with the place in the search.
+
+    ``rank_weight`` was learnt on other collections than those reported.
+    """
+
+    rank_weight: float = Field(ge=0, le=100)
+    learnt_on: list[str] = []
+    search: str = ""
+    depth: int | None = None
+    reported: dict[str, Choice] = {}
+
+
 class Baseline(Part):
     """Another reader on the same questions with the same passages."""
 
@@ -183,6 +212,7 @@ class Report(Part):
     replaced: Replaced | None = None
     gold_ranked_first_among_five: Finite | None = None
     rerank: dict[str, Ranking] = {}
+    passages: Passages | None = None
     baselines: dict[str, dict[str, Baseline]] = {}
     training: list[dict[str, Any]] = []
     examples: list[Example] = []

@@ -27,10 +27,16 @@ def defaults(report: Report | None) -> Defaults:
 
     ``min_relevance``: the threshold that the report recommends (its ``rule`` says how), if it stops
     at least half of the answers to questions without their passage; else none.
+
+    ``rank_weight``: the one that was learnt (``passages``), if any was.
     """
     if report is None:
         return Defaults()
-    return Defaults(top_n=_top_n(report), min_relevance=_min_relevance(report))
+    return Defaults(
+        top_n=_top_n(report),
+        min_relevance=_min_relevance(report),
+        rank_weight=None if report.passages is None else report.passages.rank_weight,
+    )
 
 
 def _top_n(report: Report) -> int | None:

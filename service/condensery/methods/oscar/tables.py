@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from condensery.methods.oscar.measured import (
     Estimate,
     Example,
+    Interval,
+    Passages,
     Point,
     Rank,
     Report,
@@ -105,6 +107,30 @@ def rerank(report: Report) -> list[str]:
     ]
     head = ("queries of", "queries", "reranked", "BM25", "encoder", "this pair", "cross-encoder")
     return table(head, rows)
+
+
+def passages(report: Passages) -> list[str]:
+    """Return the table of orders of what a search found: nDCG@10 and differences."""
+
+    def cell(interval: Interval, sign: str = "") -> str:
+        low, high = (f"{bound:{sign}.3f}" for bound in (interval.low, interval.high))
+        return f"{interval.mean:{sign}.3f} ({low} to {high})"
+
+    names = list(dict.fromkeys(name for c in report.reported.values() for name in c.ndcg10))
+    rows = [
+        (
+            name,
+            str(choice.queries),
+            *(
+                cell(choice.ndcg10[order], "+" if " - " in order else "")
+                if order in choice.ndcg10
+                else ""
+                for order in names
+            ),
+        )
+        for name, choice in report.reported.items()
+    ]
+    return table(("queries of", "queries", *(name.replace("_", " ") for name in names)), rows)
 
 
 def rerank_differences(report: Report) -> list[str]:

@@ -1,4 +1,4 @@
-"""Measure how well models rerank BM25's best passages, on sets in BEIR's form."""
+"""Measure how well models rerank what a search finds, on sets in BEIR's form."""
 
 import argparse
 import logging
@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from condensery.errors import InputError
+from condensery.index.fusion import weigh_place
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import (
     StoredRows,
@@ -23,7 +24,7 @@ from condensery.methods.ranking.parts import (
     write_part,
 )
 from condensery.methods.ranking.rankers import CrossEncoderRanker, EncoderRanker, PairRanker, Ranker
-from condensery.methods.ranking.retrieval import Retriever, titled_text
+from condensery.methods.ranking.retrieval import Mode, Retriever, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.arguments import open_model
@@ -35,25 +36,37 @@ from condensery.runtime.oscar import OscarModel
 from condensery.runtime.workers import Workers
 from condensery.store.store import ModelStore, shipped_store
 
-BM25: Literal["bm25"] = "bm25"
+BM25: Mode = "bm25"
 LOGGED_EVERY = 20  # queries between lines of progress
 Candidates = Mapping[str, Sequence[str]]  # query, passages, best first
 log = logging.getLogger(__name__)
 DEPTH, SEED = 50, 17
 ENCODER, PAIR, CROSS_ENCODER = "encoder", "pair", "cross_encoder"
+PLACED = f"{PAIR}_with_place"
+MOST_WEIGHT = 100
 
 
-def retrieve(ranking_set: RankingSet, depth: int, work: Path) -> tuple[dict[str, list[str]], float]:
-    """Return BM25's best passages of each query, and the seconds a query took.
+def retrieve(
+    ranking_set: RankingSet,
+    depth: int,
+    work: Path,
+    mode: Mode = BM25,
+    encoder: Encoder | None = None,
+) -> tuple[dict[str, list[str]], float]:
+    """Return the best passages of each query, and the seconds a query took.
 
     Args:
         ranking_set: The set.
         depth: Most passages.
         work: Folder for the index.
+        mode: How they are searched for.
+        encoder: Makes the vectors, for what is not ``bm25``.
     """
-    with Retriever.build(ranking_set.passages, work / "index") as retriever:
+    encoder = None if mode == BM25 else encoder
+    folder = work / ("index" if encoder is None else f"index-{encoder.info.name}")
+    with Retriever.build(ranking_set.passages, folder, encoder=encoder) as retriever:
         began = time.perf_counter()
-        hits = retriever.search(list(ranking_set.queries.values()), depth, BM25)
+        hits = retriever.search(list(ranking_set.queries.values()), depth, mode)
         seconds = (time.perf_counter() - began) / len(ranking_set.queries)
     candidates = {
         query: [name for name, _ in ranked]
@@ -87,9 +100,18 @@ def score(
     return ahead
 
 
-def reorder(names: Sequence[str], scores: Mapping[str, float]) -> list[str]:
-    """Sort by falling score; of equal ones what came first stays first."""
-    return sorted(names, key=lambda name: -scores[name])
+def reorder(
+    names: Sequence[str], scores: Mapping[str, float], rank_weight: float = 0.0
+) -> list[str]:
+    """Sort by falling score; of equal ones what came first stays first.
+
+    Args:
+        names: In the order of the search.
+        scores: Logits.
+        rank_weight: How much places in that order count too (``weigh_place``).
+    """
+    places = {name: place for place, name in enumerate(names, start=1)}
+    return sorted(names, key=lambda name: -weigh_place(scores[name], places[name], rank_weight))
 
 
 def compare(
@@ -99,8 +121,8 @@ def compare(
 
     Args:
         ranking_set: The set.
-        candidates: BM25's.
-        orders: Theirs, by name; ``bm25`` is one of them.
+        candidates: The search's.
+        orders: Theirs, by name; the search's is one of them.
         seed: Of the bootstrap.
 
     Returns:
@@ -144,6 +166,9 @@ def measure(
     *,
     depth: int = DEPTH,
     seed: int = SEED,
+    mode: Mode = BM25,
+    encoder: Encoder | None = None,
+    rank_weights: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Rerank one set's queries by each ranker; scores in ``work`` are not made again.
 
@@ -151,23 +176,38 @@ def measure(
         ranking_set: The set.
         rankers: By their name in the report.
         work: Folder of this set: the index and the scores.
-        depth: Passages of BM25's that are reranked.
+        depth: Passages found that are reranked.
         seed: Of the bootstrap.
+        mode: How they are searched for; the name of that order in the report.
+        encoder: Makes the vectors, for what is not ``bm25``.
+        rank_weights: Also measure the pair's scores with the places in the search, weighed so:
+            ``pair_with_place``, with the weight after it where there are several.
 
     Raises:
         InputError: ``work`` holds the scores of another set or model.
         StorageError: The disk refuses; what is scored is kept.
     """
-    candidates, bm25_seconds = retrieve(ranking_set, depth, work)
-    orders: dict[str, Any] = {BM25: candidates}
-    about: dict[str, dict[str, Any]] = {BM25: {"seconds": round(bm25_seconds, 4)}}
+    candidates, search_seconds = retrieve(ranking_set, depth, work, mode, encoder)
+    orders: dict[str, Any] = {mode: candidates}
+    about: dict[str, dict[str, Any]] = {mode: {"seconds": round(search_seconds, 4)}}
+    # Scores of runs before there were other searches are BM25's
+    found_by: dict[str, Any] = {}
+    if mode != BM25:
+        assert encoder is not None
+        found_by = {"search": mode, "search_encoder": encoder.info.fingerprint}
     for name, ranker in rankers.items():
-        stored = StoredRows(
-            work / f"{name}.jsonl", {"set": ranking_set.content, "depth": depth, **ranker.says}
-        )
+        path = work / (f"{name}.jsonl" if mode == BM25 else f"{name}-{mode}.jsonl")
+        content = {"set": ranking_set.content, "depth": depth, **found_by, **ranker.says}
+        stored = StoredRows(path, content)
         ahead = score(ranking_set, candidates, ranker, stored)
         rows = {query: stored.found[query] for query in ranking_set.queries}
         orders[name] = {q: reorder(candidates[q], row["scores"]) for q, row in rows.items()}
+        for weight in rank_weights if name == PAIR else ():
+            placed = PLACED if len(rank_weights) == 1 else f"{PLACED}_{weight:g}"
+            orders[placed] = {
+                q: reorder(candidates[q], row["scores"], weight) for q, row in rows.items()
+            }
+            about[placed] = {"rank_weight": weight}
         about[name] = {
             **ranker.says,
             "seconds": round(fmean(row["seconds"] for row in rows.values()), 4),
@@ -176,11 +216,19 @@ def measure(
     figures = compare(ranking_set, candidates, orders, seed)
     for name, facts in about.items():
         figures[name] |= facts
-    return {"queries": len(ranking_set.queries), "depth": depth, "seed": seed, **figures}
+    return {
+        "queries": len(ranking_set.queries),
+        "depth": depth,
+        "seed": seed,
+        **({} if mode == BM25 else {"search": mode}),
+        **figures,
+    }
 
 
-def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker]:
-    """Load what the command names; ``stack`` closes it.
+def open_rankers(
+    args: argparse.Namespace, stack: ExitStack
+) -> tuple[dict[str, Ranker], Encoder | None]:
+    """Load what the command names; ``stack`` closes it. Also returns the encoder, if there is one.
 
     Raises:
         ModelNotFound: The store has no such model.
@@ -190,6 +238,7 @@ def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker
     dtype = choose_dtype(device, args.dtype)
     store = ModelStore(shipped_store(), args.store)
     rankers: dict[str, Ranker] = {}
+    encoder: Encoder | None = None
     if args.encoder or args.pair:
         threads = stack.enter_context(ThreadPoolExecutor(2))
         workers = Workers(args.workers, device)
@@ -216,7 +265,7 @@ def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker
             "dtype": dtype_name(dtype),
         }
         rankers[CROSS_ENCODER] = CrossEncoderRanker(model, about)
-    return rankers
+    return rankers, encoder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -228,6 +277,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pair", help="a stored pair's name")
     parser.add_argument("--cross-encoder", type=Path, help="directory of one")
     parser.add_argument("--depth", type=int, default=DEPTH, help="passages reranked")
+    parser.add_argument(
+        "--search",
+        choices=get_args(Mode),
+        default=BM25,
+        help="how passages are found (bm25); by vectors --encoder's",
+    )
+    parser.add_argument(
+        "--rank-weight",
+        type=float,
+        nargs="+",
+        default=(),
+        metavar="W",
+        help="also by --pair's logit less W times the logarithm of the place in the search",
+    )
     parser.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
     parser.add_argument(
         "--work", type=Path, required=True, help="folder for indexes and scores; run again to go on"
@@ -238,12 +301,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_out(args.out)
     if args.depth < 1:
         raise InputError(f"depth: {args.depth} is less than 1", field="depth", value=args.depth)
+    if args.search != BM25 and not args.encoder:
+        raise InputError.at("search", f"{args.search} needs --encoder", args.search)
+    if args.rank_weight and not args.pair:
+        raise InputError.at("rank_weight", "weighs a pair's scores: it needs --pair")
+    if wrong := [weight for weight in args.rank_weight if not 0 <= weight <= MOST_WEIGHT]:
+        raise InputError.at("rank_weight", f"{wrong[0]:g} is not 0 to {MOST_WEIGHT}", wrong[0])
     prepare_process()
     if args.workers:
         torch.set_num_threads(args.workers)  # for the cross-encoder, which has no workers
     sets = read_sets(dict.fromkeys(args.sets), queries=args.queries, seed=args.seed)
     with ExitStack() as stack, torch.inference_mode():
-        rankers = open_rankers(args, stack)
+        rankers, encoder = open_rankers(args, stack)
         part = {
             ranking_set.name: {
                 **measure(
@@ -252,6 +321,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                     args.work / ranking_set.name,
                     depth=args.depth,
                     seed=args.seed,
+                    mode=args.search,
+                    encoder=encoder,
+                    rank_weights=args.rank_weight,
                 ),
                 "command": command_line("eval rerank", words),
             }

@@ -307,7 +307,10 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     )
     ranked = {"queries": 4, "pair": {"ndcg10": 0.25, "fingerprint": first.manifest.fingerprint}}
     part = tmp_path / "rerank.json"
-    part.write_text(json.dumps({"rerank": {"afresh": ranked}}))
+    interval = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    chosen = {"queries": 4, "ndcg10": {"found": interval, "both - found": interval}}
+    passages = {"rank_weight": 0.75, "reported": {"towns": chosen}}
+    part.write_text(json.dumps({"rerank": {"afresh": ranked}, "passages": passages}))
     words = ["--again", "tiny-pair", "--store", str(store.own), "--part", str(part)]
     publishing.main([*words, "--note", "The set afresh came late."])
     again = store.open("tiny-pair")
@@ -322,11 +325,14 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     text = read.card()
     for expected in (
         "| afresh | 4 |",
+        "| towns | 4 | 0.500 (0.250 to 0.750) | +0.500 (+0.250 to +0.750) |",
         "- The set afresh came late.",
         "| mine | CC0, so to say | 2 |",
     ):
         assert expected in text, expected
-    assert again.manifest.defaults == first.manifest.defaults
+    assert again.manifest.defaults.rank_weight == 0.75
+    own = again.manifest.defaults.model_copy(update={"rank_weight": None})
+    assert own == first.manifest.defaults
     ranked["pair"] = {"ndcg10": 0.25, "fingerprint": "sha256:other"}
     with pytest.raises(InputError, match="was ranked by sha256:other"):
         publish_again("tiny-pair", store, parts={"rerank": {"afresh": ranked}})

@@ -81,6 +81,16 @@ def test_each_order_is_measured_on_the_same_candidates(beir: Path, tmp_path: Pat
     assert figures["pair"]["seconds"] >= 0
 
 
+def test_the_place_found_counts_by_its_logarithm() -> None:
+    names = ["a", "b", "c", "d"]
+    scores = {"a": 0.0, "b": 0.5, "c": 1.2, "d": 1.3}
+    for weight in (0.0, 0.3, 0.7, 1.0, 40.0):
+        expected = sorted(names, key=lambda n: weight * math.log(names.index(n) + 1) - scores[n])
+        assert reorder(names, scores, weight) == expected
+    assert reorder(names, scores, 0.0) == ["d", "c", "b", "a"]
+    assert reorder(names, scores, 40.0) == names
+
+
 def test_perfect_orders_are_bounded_by_what_was_found(beir: Path) -> None:
     ranking_set = read_set(beir)
     candidates = {"q0": ["p4", "p5"], "q1": ["p3"], "q2": ["p5"], "q3": ["p0", "p2"]}
@@ -160,5 +170,23 @@ def test_the_command_reranks_by_stored_models(
     lines = (tmp_path / "work" / "tiny" / "pair.jsonl").read_text().splitlines()
     scores = [json.loads(line) for line in lines[1:]]
     assert [row["query"] for row in scores] == ["q0", "q1", "q2", "q3"]
+    # By vectors and words, with the places there: both ends of the weight are the two orders.
+    main([*command, "--search", "hybrid", "--rank-weight", "0", "100"])
+    figures = json.loads(capsys.readouterr().out)["rerank"]["tiny"]
+    assert figures["search"] == "hybrid"
+    assert figures["pair_with_place_0"]["ndcg10"] == figures["pair"]["ndcg10"]
+    assert figures["pair_with_place_100"]["ndcg10"] == figures["hybrid"]["ndcg10"]
+    assert figures["pair_with_place_100"]["rank_weight"] == 100
+    for wrong, says in (
+        (["--rank-weight", "-1"], "rank_weight: -1 is not 0 to 100"),
+        (["--rank-weight", "nan"], "rank_weight: nan is not 0 to 100"),
+    ):
+        with pytest.raises(InputError, match=says):
+            main([*command, *wrong])
+    without = [*command[:4], "--work", str(tmp_path / "other")]
+    with pytest.raises(InputError, match="search: dense needs --encoder"):
+        main([*without, "--search", "dense"])
+    with pytest.raises(InputError, match="rank_weight: weighs a pair's scores"):
+        main([*without, "--rank-weight", "1"])
     with pytest.raises(InputError, match="encoder: 'oscar-mini' is of kind 'oscar-pair'"):
         main([*command[:4], "--encoder", "oscar-mini", "--work", str(tmp_path / "other")])

@@ -13,7 +13,7 @@ from condensery.errors import InputError
 from condensery.methods.trainer.progress import NAME, read_log
 from condensery.networks.dtypes import dtype_name
 
-PARTS = ("rerank", "baselines")
+PARTS = ("rerank", "passages", "baselines")
 MADE = "made"  # how a part was: its command and machine
 
 
