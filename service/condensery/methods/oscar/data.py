@@ -88,6 +88,7 @@ class Example:
             question only says which passage answers it.
         score: A cross-encoder's logit of the passage.
         beside: Further passages that were retrieved.
+        answerable: Whether ``passage`` answers it; if not, none of its passages does.
     """
 
     question: Ids
@@ -97,6 +98,7 @@ class Example:
     label: Ids | None = None
     score: float = UNSCORED
     beside: tuple[RetrievedPassage, ...] = ()
+    answerable: bool = True
 
     @property
     def ranked_only(self) -> bool:
@@ -125,6 +127,7 @@ class QuestionTexts:
         scores: One a passage, if there are any.
         title: Of their article, or "".
         gold: Places of those that answer, where nothing is to be said.
+        answerable: Whether any of them answers.
     """
 
     question: str
@@ -134,6 +137,7 @@ class QuestionTexts:
     scores: Sequence[float] | None = None
     title: str = ""
     gold: Sequence[int] = ()
+    answerable: bool = True
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -175,11 +179,15 @@ def tokenise(questions: Iterable[QuestionTexts], tokenizer: Tokenizer) -> QaData
     The passage to read is the best scored of those that hold the answer, without scores the
     first. Others that hold it are kept only with a score: alone, the same words may stand there
     by chance. A question with a label of its own is kept even if no passage holds it. One with
-    neither is an example for each passage that it names as gold.
+    neither is an example for each passage that it names as gold, one that is unanswerable for
+    each of its passages.
     """
     passages = Passages(tokenizer)
     examples: list[Example] = []
     for question in questions:
+        if not question.answerable:
+            examples += _unanswerable(question, passages, tokenizer)
+            continue
         if not question.label and not question.answers:
             examples += _ranked_only(question, passages, tokenizer)
             continue
@@ -220,6 +228,15 @@ def _ranked_only(row: QuestionTexts, passages: Passages, tokenizer: Tokenizer) -
     for at in sorted(gold):
         if len(passages.ids[at]):
             yield Example(question, at, 0, 0, nothing, beside=others)
+
+
+def _unanswerable(
+    row: QuestionTexts, passages: Passages, tokenizer: Tokenizer
+) -> Iterator[Example]:
+    question, nothing = ids_of(row.question, tokenizer), np.zeros(0, np.int32)
+    for at in dict.fromkeys(passages.add(text, row.title) for text in row.passages):
+        if len(passages.ids[at]):
+            yield Example(question, at, 0, 0, nothing, answerable=False)
 
 
 def _place(row: QuestionTexts, number: int, passages: Passages) -> RetrievedPassage:
@@ -326,6 +343,7 @@ def _arrays(data: QaData) -> Arrays:
         **_flat("questions", [x.question for x in examples]),
         **_flat("labels", [empty if x.label is None else x.label for x in examples]),
         "labelled": np.array([x.label is not None for x in examples], np.uint8),
+        "answerable": np.array([x.answerable for x in examples], np.uint8),
         "places": np.array([(x.passage, x.start, x.end) for x in examples], np.int32).reshape(
             -1, 3
         ),
@@ -352,7 +370,10 @@ def _data(arrays: Arrays) -> QaData:
         label = labels[i] if arrays["labelled"][i] else None
         others = tuple(beside[ends[i] - counts[i] : ends[i]])
         score = float(arrays["scores"][i])
-        examples.append(Example(questions[i], passage, start, end, label, score, others))
+        answerable = bool(arrays["answerable"][i]) if "answerable" in arrays else True
+        examples.append(
+            Example(questions[i], passage, start, end, label, score, others, answerable)
+        )
     articles: dict[int, list[int]] = {}
     for passage, article in enumerate(arrays["articles"].tolist()):
         articles.setdefault(article, []).append(passage)

@@ -112,6 +112,7 @@ def prepare(
         sources=sources,
         cloze_share=recipe.cloze_share,
         label_tokens=recipe.label_tokens,
+        wording=recipe.wording,
     )
     return Start(pair, sets, origins.base, recipe, mix or Mix(), origin)
 

@@ -31,6 +31,8 @@ class Recipe:
         cloze: Cloze questions made.
         cloze_share: Share of the steps that is cloze questions.
         label_tokens: Most tokens of a label; longer ones are left out.
+        wording: Field of another wording of a question, which is read where a row has it: where
+            unanswerable questions are reworded, the others have to be, or the wording tells.
         seed: All chance comes from it.
     """
 
@@ -53,6 +55,7 @@ class Recipe:
     cloze: int = 30_000
     cloze_share: float = 0.3
     label_tokens: int = 48
+    wording: str = ""
     seed: int = 13
 
     @property

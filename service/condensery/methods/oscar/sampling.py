@@ -1,7 +1,7 @@
 """Which questions, passages and crops a training step sees."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -28,6 +28,8 @@ class Mix:
             say what vectors spell, at a tenth of the cost.
         plain: Share whose passages the generator reads as plain text.
         none: Share without any passage.
+        cut: Share in which the sentence of the answer is cut out of its passage, which then is
+            near and answers nothing: the rerank head and the pointer learn from it alone.
         slips: Share of the answer's tokens that the generator is told it said otherwise: the token
             before again, or any of the passage's. It then learns to go on, not to repeat.
         smallest: Fewest tokens passages are cropped to; a batch has one size.
@@ -41,6 +43,7 @@ class Mix:
     spelled: float = 0.2
     plain: float = 0.2
     none: float = 0.02
+    cut: float = 0.0
     slips: float = 0.1
     smallest: int = 32
 
@@ -58,9 +61,10 @@ class Mix:
                 raise InputError(
                     f"{field.name}={value}: must be {wanted}", field=field.name, value=value
                 )
-        if self.plain + self.none > 1:
+        if self.plain + self.none + self.cut > 1:
             raise InputError(
-                f"plain={self.plain}: more than none={self.none} leaves", field="plain"
+                f"plain={self.plain}: more than none={self.none} and cut={self.cut} leave",
+                field="plain",
             )
 
 
@@ -75,6 +79,7 @@ class Sampler:
         shape: The pair's dimensions.
         mix: What items look like.
         rng: Where all chance comes from.
+        sentence_ends: Tokens that end a sentence.
     """
 
     def __init__(
@@ -83,11 +88,13 @@ class Sampler:
         shape: OscarShape,
         mix: Mix,
         rng: random.Random,
+        sentence_ends: Iterable[int] = (),
     ) -> None:
         self._sets = [data for data, _ in sets]
         self._weights = [weight for _, weight in sets]
         self._orders: list[list[int]] = [[] for _ in sets]
         self._shape, self._mix, self._rng = shape, mix, rng
+        self._sentence_ends = np.array(sorted(sentence_ends), np.int32)
 
     def batch(self, tokens: int) -> list[Item]:
         """Draw items until their passages take ``tokens`` positions of who reads them."""
@@ -131,28 +138,58 @@ class Sampler:
         span = data.passages[example.passage][example.start : example.end]
         answer = span if example.label is None else example.label
         best = RetrievedPassage(example.passage, example.start, example.end, example.score)
+        if not example.answerable:
+            rows = [self._row(data, question, best, size, answers=False)]
+            return Item(question, (*rows, *self._company(data, example, answer, size)), answer)
         if example.ranked_only:
             size = self._shape.passage_tokens
             gold = self._row(data, question, best, size, answers=True, likeliest=True)
-            count = rng.randint(1, mix.others)
-            rows = [
-                replace(gold, relevant=True),
-                *self._others(data, example, answer, size, count),
-            ]
-            return Item(question, tuple(rows), answer)
+            others = self._others(data, example, answer, size, rng.randint(1, mix.others))
+            return Item(question, (replace(gold, relevant=True), *others), answer)
         gold = self._row(data, question, best, size, answers=True)
         fed = self._slip(answer, gold.passage)
         draw = rng.random()
         if draw < mix.none:
             return Item(question, (), answer, said=fed)
+        if draw < mix.none + mix.cut:
+            near = self._without_answer(data, example, question, size)
+            if near is not None:
+                return Item(question, (near, *self._company(data, example, span, size)), answer[:0])
         rows = [gold]
         if rng.random() < mix.several:
             looked_for = span if len(span) else answer
             rows += self._others(data, example, looked_for, size, rng.randint(1, mix.others))
             if rng.random() >= mix.first:
                 rng.shuffle(rows)
-        plain = draw < mix.none + mix.plain
+        plain = mix.none + mix.cut <= draw < mix.none + mix.cut + mix.plain
         return Item(question, tuple(rows), answer, plain=plain, said=fed)
+
+    def _company(self, data: QaData, example: Example, answer: Ids, size: int) -> list[Row]:
+        """Crop what stands beside a passage that does not answer; often nothing."""
+        if self._rng.random() >= self._mix.several:
+            return []
+        return self._others(data, example, answer, size, self._rng.randint(1, self._mix.others))
+
+    def _without_answer(
+        self, data: QaData, example: Example, question: Ids, size: int
+    ) -> Row | None:
+        """Crop the example's passage round the place where its answer's sentence was cut out.
+
+        None where nothing would be left, or the answer stands elsewhere too.
+        """
+        passage = data.passages[example.passage]
+        span = passage[example.start : example.end]
+        if not span.size:
+            return None
+        ends = np.flatnonzero(np.isin(passage, self._sentence_ends)) + 1
+        first = int(max(ends[ends <= example.start], default=0))
+        last = int(min(ends[ends >= example.end], default=len(passage)))
+        rest = np.concatenate([passage[:first], passage[last:]])
+        if not len(rest) or contains(rest, span):
+            return None
+        at = min(first, len(rest) - 1)
+        start, end = crop(len(rest), at, at, size, self._rng)
+        return Row(question, rest[start:end], None, relevant=False)
 
     def _row(
         self,

@@ -142,6 +142,7 @@ def load_sets(
     sources: Sequence[Source] = (),
     cloze_share: float = CLOZE_SHARE,
     label_tokens: int | None = None,
+    wording: str = "",
 ) -> TrainingSets:
     """Read and check questions, make cloze questions, keep out what is measured on.
 
@@ -158,6 +159,7 @@ def load_sets(
         sources: The questions; by default SQuAD's, QAMR's and FairytaleQA's.
         cloze_share: Share of the steps that is cloze questions; the sources share the rest.
         label_tokens: Most tokens of a label.
+        wording: Field of another wording of a question, which is read where a row has it.
 
     Raises:
         InputError: A file can't be read, of one nothing is left, or its scores are the wrong way
@@ -173,7 +175,7 @@ def load_sets(
     total = sum(source.share for source in sources)
     for source in sources:
         share = source.share / total * (1 - cloze_share)
-        data, facts = _read_source(source, tokenizer, kept_out, label_tokens)
+        data, facts = _read_source(source, tokenizer, kept_out, label_tokens, wording)
         sets.append((data, share))
         report[f"{source.name}_examples"] = len(data.examples)
         report["sources"][source.name] = {
@@ -198,13 +200,18 @@ def _held_articles(squad: Sequence[dict[str, Any]], seed: int) -> list[dict[str,
 
 
 def _read_source(
-    source: Source, tokenizer: Tokenizer, kept_out: "KeptOut", label_tokens: int | None
+    source: Source,
+    tokenizer: Tokenizer,
+    kept_out: "KeptOut",
+    label_tokens: int | None,
+    wording: str = "",
 ) -> tuple[QaData, dict[str, Any]]:
     """Read a source's questions; returns those that stay, and what there is to say of them."""
     rows, wrong = read_questions(
         [source.path],
-        Rules(answer_in_passages=True, label_tokens=label_tokens, ranked=True),
+        Rules(answer_in_passages=True, label_tokens=label_tokens, ranked=True, unanswerable=True),
         wrong="leave_out",
+        wording=wording,
         count=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
     )
     kept, left_out = kept_out.without(rows)
@@ -220,6 +227,7 @@ def _read_source(
         "examples": len(data.examples),
         "passages": len(data.passages),
         "scored": sum(not math.isnan(example.score) for example in data.examples),
+        "unanswerable": sum(not example.answerable for example in data.examples),
         "left_out": dict(Counter(wrong) + Counter(left_out)),
         **calibration,
     }
@@ -263,13 +271,20 @@ class KeptOut:
                 continue
             staying = [place for place, stay in enumerate(stays) if stay]
             gold = [new for new, old in enumerate(staying) if old in row.gold]
-            if not (gold or row.answers or row.label):
+            if not (gold or row.answers or row.label) and row.answerable:
                 counts["no passage left"] += 1
                 continue
             scores = None if row.scores is None else [row.scores[place] for place in staying]
             kept.append(
                 QuestionTexts(
-                    row.question, passages, row.answers, row.label, scores, row.title, gold
+                    row.question,
+                    passages,
+                    row.answers,
+                    row.label,
+                    scores,
+                    row.title,
+                    gold,
+                    row.answerable,
                 )
             )
         return kept, dict(counts)

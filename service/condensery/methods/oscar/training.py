@@ -41,9 +41,8 @@ from condensery.runtime.workers import Workers
 log = logging.getLogger(__name__)
 TERMS = ("answer", "relevance", "score", "pointer", "repeats")
 VALIDATED, FEWEST = 60, 20  # questions of a validation; fewer may lack five passages
-
-
 AT_ONCE = 16  # questions asked side by side
+SENTENCE_ENDS = (".", "!", "?")  # a token each, of BERT's
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,8 @@ class PairTraining(Method[OscarPair, list[Item]]):
         """Return questions of any set, of the cloze set alone in the recipe's first steps."""
         recipe, sets = self._start.recipe, self._start.sets.sets
         chosen = sets[-1:] if draw.step < recipe.cloze_only else sets
-        sampler = Sampler(chosen, self.module.shape, self._start.mix, draw.rng())
+        ends = filter(None, map(self._tokenizer.token_to_id, SENTENCE_ENDS))
+        sampler = Sampler(chosen, self.module.shape, self._start.mix, draw.rng(), ends)
         return sampler.batch(recipe.tokens)
 
     def loss(self, batch: list[Item]) -> Loss:

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +32,7 @@ class TrainingQuestion:
         where: File and line.
         scores: A cross-encoder's raw logit of each passage; None if none were made.
         gold: Places of the passages that answer it, if the row names them.
+        answerable: Whether any of its passages answers it.
     """
 
     question: str
@@ -42,6 +43,7 @@ class TrainingQuestion:
     where: str
     scores: tuple[float, ...] | None = None
     gold: tuple[int, ...] = ()
+    answerable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Rules:
         label_tokens: Most tokens of a label, None for any.
         passages: Rows must have passages; else an index is to give them.
         ranked: Rows without an answer are of use if they name their gold passages.
+        unanswerable: Rows whose ``answers`` are ``[]``, and that name no gold passages, are
+            questions that their passages do not answer; else they lack an answer.
     """
 
     answers: bool = True
@@ -62,6 +66,12 @@ class Rules:
     label_tokens: int | None = None
     passages: bool = True
     ranked: bool = False
+    unanswerable: bool = False
+
+    def answers_none(self, form: "_Row") -> bool:
+        """Whether a row says that its passages do not answer it."""
+        says = "answers" in form.model_fields_set and not form.answers
+        return self.unanswerable and says and not form.gold and not form.target
 
 
 class _Row(BaseModel):
@@ -107,6 +117,7 @@ def read_questions(
     split: str | None = None,
     count: Callable[[str], int] = lambda text: len(text.split()),
     wrong: Wrong = "refuse",
+    wording: str = "",
 ) -> tuple[list[TrainingQuestion], dict[str, int]]:
     """Read and check all of the data, so that nothing is found wrong hours into a run.
 
@@ -117,6 +128,8 @@ def read_questions(
         count: Tokens of a text, by the tokenizer that labels are learnt with.
         wrong: Whether rows that something is wrong with are refused, all at once, or left out
             and counted.
+        wording: Field with another wording of the question, which takes its place in the rows
+            that have it.
 
     Returns:
         The questions, and how many rows were left out for what.
@@ -130,7 +143,7 @@ def read_questions(
     files = [str(path) for path in paths]
     for path in files:
         for row in read_rows(Path(path), split):
-            question, wrong_with_it = _check(row, rules, count, seen)
+            question, wrong_with_it = _check(_reworded(row, wording), rules, count, seen)
             problems += wrong_with_it
             if question is not None:
                 questions.append(question)
@@ -149,6 +162,12 @@ def wrong_fields(error: ValidationError) -> Iterator[tuple[str, str]]:
     """Yield each field that is not of its form, and what is wrong with its value."""
     for part in error.errors():
         yield ".".join(map(str, part["loc"])), f"{shorten(part['input'])}: {part['msg']}"
+
+
+def _reworded(row: Row, wording: str) -> Row:
+    """Return a row with another wording of its question, where it has one."""
+    question = row.value.get(wording) if wording else None
+    return row if question is None else replace(row, value={**row.value, "question": question})
 
 
 def _check(
@@ -177,6 +196,7 @@ def _check(
         where=row.where,
         scores=None if form.scores is None else tuple(form.scores),
         gold=tuple(form.gold),
+        answerable=not rules.answers_none(form),
     )
     return question, []
 
@@ -228,7 +248,8 @@ def _wrong_question(form: _Row, where: str, seen: dict[tuple[str, ...], str]) ->
 
 def _wrong_answers(form: _Row, rules: Rules, count: Callable[[str], int]) -> _Wrong:
     label, answers = form.target, form.answers
-    if rules.answers and not label.strip() and not (rules.ranked and form.gold):
+    of_use = (rules.ranked and form.gold) or rules.answers_none(form)
+    if rules.answers and not label.strip() and not of_use:
         yield "no answer", "answers", f"{answers!r} holds no answer"
     elif rules.answer_in_passages and answers and form.texts:
         texts = [text.casefold() for text in form.texts]

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.oscar.data import QaData, QuestionTexts, crop, read_jsonl, tokenise
+from condensery.methods.oscar.data import (
+    QaData,
+    QuestionTexts,
+    TrainingSets,
+    crop,
+    open_sets,
+    read_jsonl,
+    save_sets,
+    tokenise,
+)
 
 TOKENIZER = tiny_tokenizer()
 CONTEXT = "The Mill of Brenn was sold in 1912. It stands on the river Mell, in Mell town."
@@ -153,3 +162,16 @@ def test_a_question_that_only_names_its_gold_is_an_example_for_each() -> None:
         assert example.ranked_only
         assert example.start == example.end
         assert [other.passage for other in example.beside] == [0]
+
+
+def test_a_question_that_its_passages_do_not_answer_is_an_example_for_each(tmp_path: Path) -> None:
+    texts = ["the bread", "old mill"]
+    question = QuestionTexts("what is new?", texts, [], "", answerable=False)
+    data = tokenise([question], TOKENIZER)
+    assert [(x.passage, x.answerable, x.ranked_only) for x in data.examples] == [
+        (0, False, True),
+        (1, False, True),
+    ]
+    save_sets(tmp_path, TrainingSets([(data, 1.0)], [], {}))
+    (again, _), *_ = open_sets(tmp_path).sets
+    assert [x.answerable for x in again.examples] == [False, False]

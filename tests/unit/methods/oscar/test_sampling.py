@@ -101,6 +101,51 @@ def test_shares_are_those_of_the_mix() -> None:
     assert share[2] == pytest.approx(0.35, abs=0.05)
 
 
+ENDS = (10, 11)
+
+
+def test_an_answer_that_is_cut_out_goes_with_its_sentence_and_leaves_nothing_to_say() -> None:
+    data = some_data(0)
+    source = Sampler(
+        [(data, 1.0)], SHAPE, replace(MIX, cut=0.5, plain=0, none=0), random.Random(0), ENDS
+    )
+    items = [item for _ in range(60) for item in source.batch(500)]
+    cut = [item for item in items if not item.answer.size]
+    assert len(cut) > 0.15 * len(items)  # some answers stand elsewhere too, or are all there is
+    asked = {tuple(example.question[: SHAPE.query_tokens]): example for example in data.examples}
+    for item in cut:
+        example = asked[tuple(item.question)]
+        passage = data.passages[example.passage].tolist()
+        span = passage[example.start : example.end]
+        for row in item.rows:
+            assert (row.relevant, row.answer) == (False, None)
+            assert not within(span, row.passage)
+        first, last = example.start, example.end
+        while first and passage[first - 1] not in ENDS:
+            first -= 1
+        while last < len(passage) and passage[last - 1] not in ENDS:
+            last += 1
+        assert within(item.rows[0].passage, passage[:first] + passage[last:])
+    for item in items:
+        if item.answer.size:
+            assert any(row.relevant for row in item.rows)
+
+
+def test_an_unanswerable_question_has_no_passage_that_answers_and_nothing_to_say() -> None:
+    data = some_data(0)
+    nothing = np.zeros(0, np.int32)
+    examples = [
+        Example(x.question, x.passage, 0, 0, nothing, answerable=False) for x in data.examples
+    ]
+    source = Sampler([(replace(data, examples=examples), 1.0)], SHAPE, MIX, random.Random(0))
+    items = [item for _ in range(20) for item in source.batch(500)]
+    assert {len(item.rows) for item in items} >= {1, 2, 3}
+    for item in items:
+        assert not item.answer.size
+        assert not item.plain
+        assert all(row.relevant is False and row.answer is None for row in item.rows)
+
+
 def test_the_gold_row_stands_anywhere() -> None:
     places = Counter(
         next(i for i, row in enumerate(item.rows) if row.answer is not None)

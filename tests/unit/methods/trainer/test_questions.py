@@ -98,6 +98,7 @@ def test_what_is_wrong_names_file_line_field_and_value(
         (Rules(passages=False), {"context": None}),
         (Rules(), {"label": "said otherwise", "answers": []}),
         (Rules(ranked=True), {"gold": [0], "answers": []}),
+        (Rules(unanswerable=True), {"answers": []}),
         (Rules(), {"question": "Who sold it?", "context": "The miller, of Brenn."}),
     ],
 )
@@ -128,3 +129,23 @@ def test_no_files_are_no_questions(tmp_path: Path) -> None:
         read_questions([], Rules())
     with pytest.raises(InputError, match=r"no question to train on in .*empty\.jsonl"):
         read_questions([write(tmp_path / "empty.jsonl")], Rules())
+
+
+def test_a_row_says_that_nothing_answers_it_by_an_empty_list(tmp_path: Path) -> None:
+    unanswerable = row(question="Who gave it?", answers=[])
+    silent = {k: v for k, v in row(question="Who lent it?").items() if k != "answers"}
+    path = write(tmp_path / "a.jsonl", row(), unanswerable, silent)
+    rules = Rules(unanswerable=True)
+    with pytest.raises(InputError, match=r"line 3: answers: \[\] holds no answer"):
+        read_questions([path], rules)
+    questions, _ = read_questions([path], rules, wrong="leave_out")
+    assert [question.answerable for question in questions] == [True, False]
+
+
+def test_another_wording_takes_the_questions_place_where_there_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", row(reworded="By whom?"), row(question="Who sold it?"))
+    questions, _ = read_questions([path], Rules(), wording="reworded")
+    assert [question.question for question in questions] == ["By whom?", "Who sold it?"]
+    write(path, row(reworded=7))
+    with pytest.raises(InputError, match="line 1: question: 7: "):
+        read_questions([path], Rules(), wording="reworded")
