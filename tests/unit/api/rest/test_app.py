@@ -269,6 +269,7 @@ async def test_models_are_listed_and_shown(client):
         "scores": True,
         "top_n": 5,
         "min_relevance": 0.0,
+        "rank_weight": 0.0,
     }
     reply = await client.get("/v1/models/broken")
     assert reply.status_code == 404
