@@ -160,5 +160,5 @@ def test_vectors_are_kept_block_by_block_and_a_run_that_is_killed_goes_on(tmp_pa
     vectors = KeptVectors(encoder, tmp_path).embed(texts, "p")
     assert encoder.seen == texts
     assert vectors.tolist() == [[1, number] for number in range(len(texts))]
-    other = KeptVectors(encoder, tmp_path).embed(texts[:2], "another")
-    assert other.tolist() == [[7, 0], [7, 1]]
+    other = KeptVectors(encoder, tmp_path).embed(texts[:BLOCK], "another")
+    assert other.tolist() == [[7, number] for number in range(BLOCK)]
