@@ -14,9 +14,8 @@ Writes OUT.json and OUT.md.
 
 import argparse
 import copy
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -24,10 +23,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording
+from result_table import ResultTable
 from torch import nn
 
-from condensery.atomic_files import write_atomically
 from condensery.methods.effir.analysis import analyse
 from condensery.methods.effir.importance import Depth, choose
 from condensery.methods.effir.measuring import MeasuringSetup, quality
@@ -104,34 +103,10 @@ def variants(args: argparse.Namespace) -> Iterator[Variant]:
             yield Variant(args.ablate, changes=(("top_k", count),))
 
 
-class Table:
-    """The rows of OUT.json, written as they come."""
-
-    def __init__(self, out: Path, recording: Recording, page: Callable[["Table"], str]) -> None:
-        self._out, self._recording, self._page = out, recording, page
-        path = out.with_suffix(".json")
-        kept = json.loads(path.read_text()) if path.is_file() else {}
-        self.rows: dict[str, dict[str, Any]] = kept.get("rows", {})
-        self.runs: list[dict[str, Any]] = kept.get("runs", [])
-
-    def add(self, key: str, row: Mapping[str, Any]) -> None:
-        """Keep a row, and write both files."""
-        self.rows[key] = dict(row)
-        about = self._recording.about()
-        content = {"runs": [*self.runs, about], "rows": self.rows}
-        write_atomically(self._out.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
-        head = [
-            f"Made on {run['date']} by `{run['command']}` on {tell_machine(run)}; "
-            f"{tell_others(run)}; {tell_versions(run)}."
-            for run in (*self.runs, about)
-        ]
-        page = "\n\n".join([self._page(self), *head])
-        write_atomically(self._out.with_suffix(".md"), page + "\n")
-
-
 def run_tasks(args: argparse.Namespace, parent: StoredModel, setup: TrainingSetup) -> None:
     """Tune, convert and measure, task by task and seed by seed."""
-    results = Table(args.out, Recording("benchmarks/shrp.py", "torch", "transformers"), tasks_page)
+    recording = Recording("benchmarks/shrp.py", "torch", "transformers")
+    results = ResultTable(args.out, recording, tasks_page)
     for name in args.tasks:
         train_file, test_file = FILES[name]
         train = read_examples([args.data / name / f"{train_file}.jsonl.gz"])
@@ -217,7 +192,7 @@ def one_conversion(
     return {**row, "seconds": time.perf_counter() - began}
 
 
-def tasks_page(results: Table) -> str:
+def tasks_page(results: ResultTable) -> str:
     """Return a table a task: means over seeds, with the least and the most."""
     grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for key, row in results.rows.items():
@@ -261,7 +236,7 @@ def tasks_page(results: Table) -> str:
 def run_embeddings(args: argparse.Namespace, parent: StoredModel, setup: TrainingSetup) -> None:
     """Teach every network the parent's vectors by the same steps, and measure all."""
     recording = Recording("benchmarks/shrp.py", "torch", "transformers")
-    results = Table(args.out, recording, embeddings_page)
+    results = ResultTable(args.out, recording, embeddings_page)
     recipe = recipe_of(args, args.seeds[0])
     texts = read_texts(
         [args.data / name for name in TEXTS], sentences=True, most=args.most_texts, seed=recipe.seed
@@ -373,7 +348,7 @@ def shapes(
             yield kind.format(count), dropped
 
 
-def embeddings_page(results: Table) -> str:
+def embeddings_page(results: ResultTable) -> str:
     """Return all rows by their size."""
     rows = []
     for name, row in sorted(results.rows.items(), key=lambda item: -item[1]["parameters"]):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = ("oscar_gpu.py", "effir_gpu.py", "shrp_service.py")
+SCRIPTS = ("oscar_gpu.py", "effir_gpu.py", "shrp_service.py", "llm2comp_gpu.py")
 # What a machine with a GPU may not have.
 ABSENT = ("fastapi", "pydantic", "faiss", "grpc", "prometheus_client", "uvicorn")
 RUN = """
@@ -92,3 +92,14 @@ def test_it_measures_networks_of_experts_beside_what_flops_allow(tmp_path: Path)
     assert min(packed["agreement"].values()) > 0.99
     assert report["may"]["0"] == 1.0
     assert "| 3 of 4 |" in (tmp_path / "shrp-tiny.md").read_text()
+
+
+@pytest.mark.slow
+def test_it_trains_every_stage_of_memory_encoders(tmp_path: Path) -> None:
+    flags = ("--size", "tiny", "--device", "cpu", "--steps", "4", "--batch", "4")
+    result = run(*flags, "--out", str(tmp_path), scripts=("llm2comp_gpu.py",), name="__main__")
+    assert result.returncode == 0, result.stderr
+    stages = json.loads((tmp_path / "llm2comp_gpu.json").read_text())["stages"]
+    assert [row["stage"] for row in stages] == ["pretext", "unsupervised", "supervised"]
+    assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 0 for row in stages)
+    assert "| supervised | 4 |" in (tmp_path / "llm2comp_gpu.md").read_text()

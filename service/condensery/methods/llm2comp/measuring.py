@@ -154,13 +154,13 @@ class Trial:
         for item in self.similarities:
             content = json.dumps([item.pairs, item.scores.tolist()])
             own[item.name] = self._kept(
-                f"{about} {item.name} {_digest(content)}", partial(_alike, embed, item)
+                f"{about} {item.name} {_digest(content)}", partial(measure_pairs, embed, item)
             )
         for ranking in self.sets:
             content = f"{ranking.content} {sorted(ranking.queries)} {query}"
             own[ranking.name] = self._kept(
                 f"{about} {ranking.name} {_digest(content)}",
-                partial(_ranked, embed, ranking, query),
+                partial(measure_set, embed, ranking, query),
             )
 
     def _kept(self, about: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -211,13 +211,21 @@ class Trial:
 Embed = Callable[..., Figures]
 
 
-def _alike(embed: Embed, item: Similarities) -> dict[str, Any]:
+def measure_pairs(embed: Embed, item: Similarities) -> dict[str, Any]:
+    """Return Spearman's correlation of cosines with scores, and the cosines."""
     left, right = (embed([pair[side] for pair in item.pairs]) for side in (0, 1))
     cosines = [round(float(value), 6) for value in (left * right).sum(1)]
     return {"spearman": spearman(left, right, item.scores), "by": cosines}
 
 
-def _ranked(embed: Embed, ranking: RankingSet, query: str) -> dict[str, Any]:
+def measure_set(embed: Embed, ranking: RankingSet, query: str = "") -> dict[str, Any]:
+    """Return each query's nDCG@10 over the whole corpus, by inner product.
+
+    Args:
+        embed: Of texts and a prompt.
+        ranking: Passages and queries.
+        query: Prompt of queries.
+    """
     passages = embed([titled_text(passage) for passage in ranking.passages])
     queries = embed([*ranking.queries.values()], query)
     best = np.argsort(-(queries @ passages.T), axis=1, kind="stable")[:, :DEPTH]
