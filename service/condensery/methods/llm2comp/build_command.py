@@ -55,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--stages", nargs="+", choices=STAGES, default=STAGES,
         help="those that are trained, in their order (all)")  # fmt: skip
     add("--licence", default="", help="of the weights (the language model's)")
+    add("--note", nargs="+", default=(), help="sentences for the card: what the data is")
     _add_data(parser.add_argument_group("data"))
     add_fields(parser.add_argument_group("network"), NetworkShape(), CHOICES)
     add_flags(parser.add_argument_group("all stages"), SHARED)
@@ -166,6 +167,7 @@ def read_inputs(args: argparse.Namespace, sets: Sequence[RankingSet], command: s
         sets=sets,
         licence=args.licence,
         data=data_names([*args.text, *args.contrast_text, *rows]),
+        notes=tuple(args.note),
         command=command,
     )
 

@@ -1,6 +1,5 @@
 """A build that is trained: stored aside, measured there stage by stage, published."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -43,7 +42,7 @@ from condensery.methods.llm2comp.training import (
     digest_of,
 )
 from condensery.methods.llm2comp.weights import StageResult
-from condensery.methods.retriever.publishing import weight_bytes
+from condensery.methods.retriever.publishing import store_aside, weight_bytes
 from condensery.methods.shrp.embedding import Vectors
 from condensery.methods.shrp.measuring import compare_speed
 from condensery.methods.trainer.method import TrainingSetup
@@ -92,9 +91,7 @@ class Finishing:
             merge=self.plan.whole,
             dtype=self.plan.stored,
         )
-        aside = self.out / "store"
-        shutil.rmtree(aside, ignore_errors=True)  # what an earlier attempt left
-        child = put(ModelStore(self.parent.root, aside), manifest=manifest)
+        child = put(store_aside(self.parent, self.out / "store"), manifest=manifest)
         trial = self._measure(results, child)
         quality = trial.report(PUBLISHED, [*UNTRAINED.values()]) if self._measured else {}
         report = {
@@ -164,6 +161,7 @@ class Finishing:
             provenance=Provenance(
                 command=without_folders(inputs.command),
                 data=inputs.data,
+                notes=inputs.notes,
                 seed=seed,
                 source=f"{own.name} version {own.version}, {own.fingerprint}",
             ),
@@ -239,13 +237,14 @@ class Finishing:
     def _about(self, child: StoredModel) -> dict[str, Any]:
         trained_in, measured_in = dtype_name(self.setup.dtype), dtype_name(self.where.dtype)
         recipes = {
-            f"{stage} {name}": value
+            f"{stage} {name}": value.replace("\n", "\\n") if isinstance(value, str) else value
             for stage, recipe in self.plan.recipes.items()
             for name, value in asdict(recipe).items()
         }
         notes = [f"Trained weights are stored in {child.manifest.dtype}."]
         if not self.plan.whole:
             notes.append(f"All else is `{self.base.name}`'s, which has to be in the store.")
+        notes += self.inputs.notes
         provenance = child.manifest.provenance
         return {
             "licence": child.manifest.licence,

@@ -48,6 +48,7 @@ class BuildInputs:
         sets: Retrieval sets to measure on.
         licence: Of the weights; the language model's, if empty.
         data: What the card calls the data.
+        notes: More for the card: what the data is, and its licences.
         command: For the card.
     """
 
@@ -60,4 +61,5 @@ class BuildInputs:
     sets: Sequence[RankingSet] = ()
     licence: str = ""
     data: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     command: str = ""

@@ -62,8 +62,7 @@ class Candidate:
 
     def set_aside(self, folder: Path, manifest: Manifest) -> StoredModel:
         """Store it in a store of its own in ``folder``; what an earlier attempt left goes."""
-        shutil.rmtree(folder, ignore_errors=True)
-        return self.publish(ModelStore(self.parent.root, folder), manifest)
+        return self.publish(store_aside(self.parent, folder), manifest)
 
     def publish(
         self,
@@ -87,6 +86,25 @@ class Candidate:
             card=card,
             plots=plots,
         )
+
+
+def store_aside(parent: StoredModel, folder: Path) -> ModelStore:
+    """Return an empty store in which a model opens that was made from ``parent``.
+
+    Beside the parent's own root, it has what the parent takes from models of other roots.
+
+    Args:
+        parent: A stored model.
+        folder: Of the store; what it holds goes.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    base = parent.base
+    while base is not None:
+        link = folder / base.name / base.version
+        link.parent.mkdir(parents=True)
+        link.symlink_to(base.path.resolve(), target_is_directory=True)
+        base = base.base
+    return ModelStore(parent.root, folder)
 
 
 def add_storing(group: "argparse._ArgumentGroup") -> None:

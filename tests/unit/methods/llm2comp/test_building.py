@@ -75,7 +75,7 @@ def given(data: dict[str, Path], *names: str) -> list[object]:
 def test_three_stages_are_trained_measured_and_published_beside_the_base(
     base: StoredModel, data: dict[str, Path], beir: Path, tmp_path: Path
 ) -> None:
-    flags = (*given(data), "--set", beir, "--without", "source=gone")
+    flags = (*given(data), "--set", beir, "--without", "source=gone", "--note", "Made up here.")
     made = run(base, tmp_path / "run", *flags)
     about = made.manifest
     assert (about.kind, about.method, about.base) == ("encoder", "llm2comp", base.name)
@@ -100,6 +100,7 @@ def test_three_stages_are_trained_measured_and_published_beside_the_base(
     assert {*report["embeddings"]} == {*models}
     card = StoredReport(made).card()
     assert str(tmp_path) not in card
+    assert "- Made up here.\n" in card
     for plot in ("losses", "spectrum", "memory-tokens"):
         assert StoredReport(made).plot(plot).startswith(b"\x89PNG")
         assert f"(plots/{plot}.png)" in card

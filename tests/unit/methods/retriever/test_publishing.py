@@ -16,7 +16,7 @@ from torch import Tensor
 from condensery.cli import main
 from condensery.errors import CondenseryError, CorruptModel, InputError, ModelNotFound
 from condensery.methods.retriever.network import open_retriever
-from condensery.methods.retriever.publishing import SHORTEST_INT8, publish
+from condensery.methods.retriever.publishing import SHORTEST_INT8, Candidate, Storing, publish
 from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.shrp import Experts, convert_layer
@@ -120,6 +120,23 @@ def test_int8_that_shares_takes_the_base_s_own_numbers(method: str, stored: Stor
     assert torch.equal(state[WORDS], load_file(parent.path / "model.safetensors")[WORDS])
     size = sum(file.stat().st_size for file in sharing.path.iterdir())
     assert size < sum(file.stat().st_size for file in put(parent, method).path.iterdir()) / 2
+
+
+def test_a_child_is_set_aside_though_its_parent_and_that_one_s_base_are_in_two_roots(
+    stored: Stored, tmp_path: Path
+) -> None:
+    put(stored("bert"), "effir", share=True)
+    own, shipped = tmp_path / "store", tmp_path / "shipped"
+    shipped.mkdir()
+    (own / "child").rename(shipped / "child")
+    middle = ModelStore(shipped, own).open("child")
+    candidate = Candidate(middle, load_state(middle), PRUNING.to_config(), Storing("float32", True))
+    for name in ("grandchild", "bert"):  # a name that the base has too
+        about = middle.manifest.model_copy(update={"name": name})
+        aside = candidate.set_aside(tmp_path / "aside", about)
+        assert aside.root == tmp_path / "aside"
+        np.testing.assert_array_equal(embed(aside), embed(middle))
+    assert [entry.version for entry in ModelStore(None, own).list()] == ["1"]
 
 
 def test_a_child_of_what_shares_shares_or_has_all_itself(stored: Stored) -> None:
