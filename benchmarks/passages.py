@@ -4,16 +4,18 @@
 
 For each collection the hybrid search's best 20 passages of each query are ordered by the search,
 by the pair's rerank head, and by the head's logit less W times the logarithm of the place in the
-search (`rank_weight`). W is learnt on two collections (the best mean nDCG@10 of a grid), and the
-orders are compared on five others, none of which it saw: each by itself, and pooled, every
-collection counting alike. Scores are kept in --work: run again to go on. Two collections are made
-here, of the sample index and of the installed packages' documentation (benchmarks/technical); the
-others are in folders of DATA. Writes OUT.json and OUT.md.
+search (`rank_weight`). W is learnt on two collections (the best mean nDCG@10 of a grid), and so is
+the threshold under which nothing is answered, from the same questions with their passage taken
+away. The orders are compared on five others, none of which it saw: each by itself, and pooled,
+every collection counting alike. Scores are kept in --work: run again to go on. Two collections are
+made here, of the sample index and of the installed packages' documentation (benchmarks/technical);
+the others are in folders of DATA. Writes OUT.json and OUT.md.
 """
 
 import argparse
 import gzip
 import json
+import math
 import random
 import subprocess
 import sys
@@ -48,6 +50,9 @@ GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0)
 DEPTH = 20  # what an answer's index search finds by default
 SEED = 17
 SEARCH = "hybrid"
+KEPT = 95.0  # percent of the questions that a threshold may not stop
+QUANTILES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # of near misses, on the curve
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -169,13 +174,13 @@ def quality(
     scores: Mapping[str, Mapping[str, float]],
     weight: float,
     depth: int = 10,
-) -> np.ndarray[Any, Any]:
+) -> Numbers:
     """Return each query's nDCG by the pair with the place in the search, weighed so."""
     order = {query: reorder(found[query], scores[query], weight) for query in found}
     return np.array(list(ndcg(order, ranking_set.judged, depth).values()))
 
 
-def pooled(columns: Sequence[np.ndarray[Any, Any]], seed: int = SEED) -> dict[str, float]:
+def pooled(columns: Sequence[Numbers], seed: int = SEED) -> dict[str, float]:
     """Return the mean over collections of a figure of their queries, with its 95% interval.
 
     Collections count alike; queries are resampled within each.
@@ -193,7 +198,7 @@ def pooled(columns: Sequence[np.ndarray[Any, Any]], seed: int = SEED) -> dict[st
     return {"mean": round(mean, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
-def interval(column: np.ndarray[Any, Any]) -> dict[str, float]:
+def interval(column: Numbers) -> dict[str, float]:
     estimate = bootstrap(column[:, None], seed=SEED)
     return {key: round(float(getattr(estimate, key)[0]), 4) for key in ("mean", "low", "high")}
 
@@ -204,7 +209,7 @@ def compare(
     """Measure the three orders: nDCG@10, and how often a right passage is first (nDCG@1)."""
     figures: dict[str, Any] = {}
     for depth in (10, 1):
-        columns: dict[str, list[np.ndarray[Any, Any]]] = {}
+        columns: dict[str, list[Numbers]] = {}
         for ranking_set in sets:
             found, scores = scored[ranking_set.name]
             orders = {
@@ -222,6 +227,47 @@ def compare(
     return figures
 
 
+def best_scores(
+    ranking_set: RankingSet, scored: Mapping[str, tuple[Any, Any]], weight: float
+) -> tuple[Numbers, Numbers]:
+    """Return the scores of what would be read first: the right passage found, and taken away."""
+    found, scores = scored[ranking_set.name]
+    whole, without = [], []
+    for query, names in found.items():
+        right = ranking_set.judged[query].keys()
+        others = [name for name in names if name not in right]
+        if len(others) in (0, len(names)):
+            continue  # it was not found, or there is nothing else
+        for column, order in ((whole, names), (without, others)):
+            first = reorder(order, scores[query], weight)[0]
+            column.append(1 / (1 + math.exp(-scores[query][first])))
+    return np.array(whole), np.array(without)
+
+
+def answered(whole: Numbers, without: Numbers, least: float) -> tuple[float, float]:
+    """Return the percentages of both kinds of questions that reach a threshold."""
+    return tuple(round(100 * float((column >= least).mean()), 2) for column in (whole, without))
+
+
+def near_misses(columns: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Any]:
+    """Return what a threshold keeps and stops, collections counting alike; and choose one."""
+
+    def shares(least: float) -> tuple[float, float]:
+        kept, near = np.mean([answered(*column, least) for column in columns], axis=0)
+        return float(kept), float(near)
+
+    candidates = np.unique(np.concatenate([whole for whole, _ in columns]))
+    threshold = max(float(least) for least in candidates if shares(least)[0] >= KEPT)
+    spread = np.quantile(np.concatenate([without for _, without in columns]), QUANTILES)
+    curve = []
+    for least in sorted({0.0, threshold, *spread.tolist()}):
+        kept, near = shares(least)
+        point = {"min_relevance": round(least, 6), "answered": kept, "wrong_without_gold": near}
+        curve.append(point)
+    rule = f"the highest that keeps {KEPT:g}% of the questions whose passage was found"
+    return {"threshold": round(threshold, 4), "rule": rule, "curve": curve}
+
+
 def page(content: Mapping[str, Any]) -> str:
     """Return the page."""
     measured = Passages.model_validate(content)
@@ -232,6 +278,11 @@ def page(content: Mapping[str, Any]) -> str:
     weights = [
         [f"{weight:g}", *(f"{curve[f'{weight:g}']:.4f}" for curve in content["learnt"].values())]
         for weight in GRID
+    ]
+    assert measured.near_misses is not None
+    others = [
+        [name, *(f"{share:.1f}" for share in shares)]
+        for name, shares in content["at_threshold"].items()
     ]
     lines = [
         "# Which passages an answer reads",
@@ -248,6 +299,18 @@ def page(content: Mapping[str, Any]) -> str:
         "The first passage alone (nDCG@1):",
         "",
         *tables.passages(measured.model_copy(update={"reported": of_first})),
+        "## Near misses",
+        "",
+        (
+            "Percent of questions that are answered by `min_relevance`, their passage found, and"
+            f" taken away: {measured.near_misses.rule}, on the collections that the weight is"
+            f" learnt on, is {measured.near_misses.threshold:.4g}."
+        ),
+        "",
+        *tables.abstention(measured.near_misses.curve),
+        "On the others, at that threshold:",
+        "",
+        *table(["", "passage found", "taken away"], others),
         "## The weight",
         "",
         "nDCG@10 on the collections that it is learnt on, none of which is reported above:",
@@ -294,6 +357,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for weight in GRID
     }
     weight = max(GRID, key=lambda weight: curves["mean"][f"{weight:g}"])
+    calibrated = near_misses([best_scores(item, scored, weight) for item in learnt])
     content = {
         "pair": args.pair,
         "search": SEARCH,
@@ -302,6 +366,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "learnt_on": [ranking_set.name for ranking_set in learnt],
         "learnt": curves,
         "reported": compare(reported, scored, weight),
+        "near_misses": calibrated,
+        "at_threshold": {
+            item.name: answered(*best_scores(item, scored, weight), calibrated["threshold"])
+            for item in reported
+        },
     }
     about = recording.about()
     # As `condensery publish oscar --part` reads it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from condensery.methods.oscar import tables
-from condensery.methods.oscar.measured import Passages, Report
+from condensery.methods.oscar.measured import Abstention, Passages, Report
 from condensery.methods.oscar.reporting import wrong_at
 from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source, family
 from condensery.methods.trainer.reports import table
@@ -206,6 +206,17 @@ def _passages(measured: Passages) -> list[str]:
         f"{measured.rank_weight:g} times the logarithm of the place found, as the service orders",
         f"them (`rank_weight`, learnt on {', '.join(measured.learnt_on) or 'nothing here'}).",
         *("", *tables.passages(measured)),
+        *(_near_misses(measured.near_misses) if measured.near_misses else ()),
+    ]
+
+
+def _near_misses(measured: Abstention) -> list[str]:
+    rule = f" {measured.threshold:.4g} is {measured.rule}." if measured.threshold else ""
+    return [
+        *("### When the passage is not there", ""),
+        "Percent of questions of the collections that this was learnt on: their passage found, and",
+        f"the same with it taken away, by the score under which nothing is answered.{rule}",
+        *("", *tables.abstention(measured.curve)),
     ]
 
 

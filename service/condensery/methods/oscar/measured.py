@@ -151,7 +151,9 @@ class Choice(Part):
 class Passages(Part):
     """How the passages that an answer reads are chosen: by the pair with the place in the search.
 
-    ``rank_weight`` was learnt on other collections than those reported.
+    ``rank_weight`` was learnt on other collections than those reported, and there too the threshold
+    of ``near_misses``: of questions whose right passage was found, and of the same questions with
+    it taken away, which leaves what is most like it.
     """
 
     rank_weight: float = Field(ge=0, le=100)
@@ -159,6 +161,7 @@ class Passages(Part):
     search: str = ""
     depth: int | None = None
     reported: dict[str, Choice] = {}
+    near_misses: Abstention | None = None
 
 
 class Baseline(Part):

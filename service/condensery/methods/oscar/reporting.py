@@ -25,8 +25,9 @@ def defaults(report: Report | None) -> Defaults:
     passages reading the best scored (``gold_among_five_best_one``) is as good as reading all
     (``gold_among_five``); else as many as ``reranked_K`` reads, or five where that is one.
 
-    ``min_relevance``: the threshold that the report recommends (its ``rule`` says how), if it stops
-    at least half of the answers to questions without their passage; else none.
+    ``min_relevance``: the threshold that was learnt from near misses (``passages``), else the one
+    that the report recommends (its ``rule`` says how), if it stops at least half of the answers to
+    questions without their passage; else none.
 
     ``rank_weight``: the one that was learnt (``passages``), if any was.
     """
@@ -58,7 +59,8 @@ def _top_n(report: Report) -> int | None:
 
 
 def _min_relevance(report: Report) -> float | None:
-    abstention = report.abstention
+    near_misses = None if report.passages is None else report.passages.near_misses
+    abstention = near_misses or report.abstention
     if abstention is None or abstention.threshold is None or not 0 < abstention.threshold <= 1:
         return None
     before, after = (wrong_at(abstention.curve, at) for at in (0.0, abstention.threshold))

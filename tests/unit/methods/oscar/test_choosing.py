@@ -77,6 +77,15 @@ def test_the_recommended_threshold_is_the_default_where_it_stops_half_of_the_wro
     assert defaults(measured(FIVE, abstention=abstention)).min_relevance == min_relevance
 
 
+def test_a_threshold_learnt_from_near_misses_goes_before_the_reports_own() -> None:
+    own = {"threshold": 0.2, "curve": curve(90, 60, 45, 0)}
+    near = {"threshold": 0.25, "curve": curve(100, 80, 40, 0)}
+    report = measured(FIVE, abstention=own, passages={"rank_weight": 0.75, "near_misses": near})
+    assert (defaults(report).min_relevance, defaults(report).rank_weight) == (0.25, 0.75)
+    without = measured(FIVE, abstention=own, passages={"rank_weight": 0.75})
+    assert defaults(without).min_relevance == 0.2
+
+
 def test_what_is_answered_without_its_passage_is_read_off_the_nearest_point_below() -> None:
     points = check_report(tiny_report(abstention={"curve": curve(90, None, 40)})).abstention
     assert points is not None

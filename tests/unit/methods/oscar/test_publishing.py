@@ -309,7 +309,12 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     part = tmp_path / "rerank.json"
     interval = {"mean": 0.5, "low": 0.25, "high": 0.75}
     chosen = {"queries": 4, "ndcg10": {"found": interval, "both - found": interval}}
-    passages = {"rank_weight": 0.75, "reported": {"towns": chosen}}
+    near = {
+        "threshold": 0.9,
+        "rule": "the highest that will do",
+        "curve": [{"min_relevance": 0.9, "answered": 95, "wrong_without_gold": 30}],
+    }
+    passages = {"rank_weight": 0.75, "reported": {"towns": chosen}, "near_misses": near}
     part.write_text(json.dumps({"rerank": {"afresh": ranked}, "passages": passages}))
     words = ["--again", "tiny-pair", "--store", str(store.own), "--part", str(part)]
     publishing.main([*words, "--note", "The set afresh came late."])
@@ -327,6 +332,7 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
         "| afresh | 4 |",
         "| towns | 4 | 0.500 (0.250 to 0.750) | +0.500 (+0.250 to +0.750) |",
         "- The set afresh came late.",
+        "nothing is answered. 0.9 is the highest that will do.",
         "| mine | CC0, so to say | 2 |",
     ):
         assert expected in text, expected
