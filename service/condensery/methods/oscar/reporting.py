@@ -60,7 +60,9 @@ def _top_n(report: Report) -> int | None:
 
 def _min_relevance(report: Report) -> float | None:
     near_misses = None if report.passages is None else report.passages.near_misses
-    abstention = near_misses or report.abstention
+    if near_misses is not None and near_misses.threshold is not None:
+        return near_misses.threshold
+    abstention = report.abstention
     if abstention is None or abstention.threshold is None or not 0 < abstention.threshold <= 1:
         return None
     before, after = (wrong_at(abstention.curve, at) for at in (0.0, abstention.threshold))

@@ -79,7 +79,10 @@ def test_the_recommended_threshold_is_the_default_where_it_stops_half_of_the_wro
 
 def test_a_threshold_learnt_from_near_misses_goes_before_the_reports_own() -> None:
     own = {"threshold": 0.2, "curve": curve(90, 60, 45, 0)}
-    near = {"threshold": 0.25, "curve": curve(100, 80, 40, 0)}
+    near = {
+        "threshold": 0.25,
+        "curve": curve(100, 90, 80, 70),
+    }  # few are stopped, as near as they are
     report = measured(FIVE, abstention=own, passages={"rank_weight": 0.75, "near_misses": near})
     assert (defaults(report).min_relevance, defaults(report).rank_weight) == (0.25, 0.75)
     without = measured(FIVE, abstention=own, passages={"rank_weight": 0.75})
