@@ -336,9 +336,9 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
         "| mine | CC0, so to say | 2 |",
     ):
         assert expected in text, expected
-    assert again.manifest.defaults.rank_weight == 0.75
-    own = again.manifest.defaults.model_copy(update={"rank_weight": None})
-    assert own == first.manifest.defaults
+    chosen_of = again.manifest.defaults
+    assert (chosen_of.rank_weight, chosen_of.min_relevance) == (0.75, 0.9)
+    assert chosen_of.top_n == first.manifest.defaults.top_n
     ranked["pair"] = {"ndcg10": 0.25, "fingerprint": "sha256:other"}
     with pytest.raises(InputError, match="was ranked by sha256:other"):
         publish_again("tiny-pair", store, parts={"rerank": {"afresh": ranked}})
