@@ -232,6 +232,7 @@ class CompressedPassage:
         start: First character that the generator reads of.
         end: After the last one.
         parts: Where nothing is scored, the windows of a passage of several, in order.
+        pointer: Characters that the memory points at for the answer; None where it does not point.
     """
 
     memory: Floats
@@ -241,6 +242,7 @@ class CompressedPassage:
     start: int = 0
     end: int = 0
     parts: tuple[MemoryWindow, ...] = ()
+    pointer: tuple[int, int] | None = None
 
     @property
     def memories(self) -> tuple[Floats, ...]:
@@ -378,18 +380,42 @@ class AnswerCost:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A passage that was in the generator's context; no claim that the answer is grounded."""
+    """A passage that was in the generator's context, and where in it the answer stands, if it does.
+
+    Places are characters (code points) of the document.
+    """
 
     index: int
     id: str
     document_id: str
     text: str
-    start: int  # characters of its document
+    start: int
     end: int
     relevance_score: float | None
     """The rerank head's, 0 to 1; where that gave none, retrieval's; null where nothing scored the
     passage."""
     metadata: Metadata = field(default_factory=dict)
+    answer_start: int | None = None
+    """Where the answer's words stand, perhaps in other letters; null where they do not, and before
+    the answer is there."""
+    answer_end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """A sentence of a passage that may be near what was asked for, where no answer was found.
+
+    Places are characters (code points) of the document.
+    """
+
+    index: int
+    id: str
+    document_id: str
+    text: str
+    start: int
+    end: int
+    relevance_score: float | None
+    """The passage's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +470,12 @@ class Answer:
     generator: str | None = None
     """The model of another server that was asked to write the text (``--answer-with``); null: the
     pair's own wrote it, or nothing was generated."""
+    grounded: bool | None = None
+    """Whether the answer's words stand together in a passage that was read: then it has them as
+    they stand there. null where none was found."""
+    snippets: tuple[Snippet, ...] = ()
+    """Where no answer was found: of the best three passages the sentence that the pair points at,
+    or that shares most with the question."""
 
     @property
     def text(self) -> str:

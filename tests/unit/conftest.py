@@ -311,6 +311,8 @@ class StandInOscarModel:
         words = passage.split()
         starts = range(0, max(1, len(words)), self.words_each)
         cuts = [" ".join(words[start : start + self.words_each]) for start in starts]
+        if len(cuts) == 1:
+            cuts = [passage]
         if not self.traits.scores and len(cuts) > 1:
             parts, end = [], 0
             for number, cut in enumerate(cuts):

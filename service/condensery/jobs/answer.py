@@ -8,26 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from condensery.errors import ModelFault
+from condensery.jobs.grounding import AnswerWords, PassageRead
 from condensery.jobs.interfaces import AnswerGenerator, OscarModel
 from condensery.jobs.reports import (
+    cite_answer,
     cite_passages,
     compression_report,
     count_answer_cost,
     count_compression,
+    nearest_snippets,
 )
-from condensery.jobs.retrieval import (
-    find_model_and_context,
-    milliseconds_since,
-    retrieve_context,
-)
-from condensery.jobs.selection import (
-    SelectedContext,
-    select_context,
-)
+from condensery.jobs.retrieval import find_model_and_context, milliseconds_since, retrieve_context
+from condensery.jobs.selection import SelectedContext, run_tokenizing, select_context
 from condensery.jobs.services import Services
-from condensery.jobs.validation import (
-    check_server_question,
-)
+from condensery.jobs.validation import check_server_question
 from condensery.metrics import Metrics
 from condensery.question import (
     NOT_FOUND,
@@ -42,6 +36,7 @@ from condensery.question import (
     Usage,
 )
 from condensery.request_context import current_request
+from condensery.sentences import Span
 
 T = TypeVar("T")
 
@@ -132,17 +127,20 @@ async def stream_answer(
     read = cost.prompt_tokens if server is None else generation.prompt_tokens
     usage = Usage(read, cost.context_vectors, generation.tokens)
     wanted = question.logprobs is not None and selected.may_answer
+    not_found = generation.finish == "not_found"
     yield Answer(
         id=identity,
         answer="".join(generation.texts),
         model=name,
         finish_reason=generation.finish,
-        citations=citations,
+        citations=cite_answer(citations, generation.spans) if generation.grounded else citations,
         compression=report,
         usage=usage if selected.may_answer else Usage(0, 0, 0),
         timings=generation.timings(selected),
         logprobs=tuple(generation.logprobs) if wanted else None,
         generator=writer,
+        grounded=generation.grounded,
+        snippets=nearest_snippets(question.query, selected) if not_found else (),
     )
 
 
@@ -159,6 +157,8 @@ class Generation:
     prompt_tokens: int = 0  # as another server says
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    spans: tuple[Span | None, ...] = ()  # of each passage read, the answer's words in it
+    grounded: bool | None = None  # whether there are any; None where no answer was found
 
     @property
     def generate_ms(self) -> float:
@@ -203,6 +203,8 @@ async def generate_text(
         yield generation.add(NOT_FOUND)
         return
     name = oscar.info.name
+    passages = [PassageRead(candidate.text, candidate.pointer) for candidate in selected.kept]
+    words = await run_tokenizing(selected.texts, lambda: AnswerWords(question.query, passages))
     generator: AnswerGenerator = selected.server or oscar
     stream = generator.generate_from_prompt(
         selected.prompt,
@@ -220,10 +222,19 @@ async def generate_text(
             if selected.server is not None:
                 generation.prompt_tokens = token.prompt_tokens or 0
             generation.finish = token.finish or generation.finish
-            if token.text or token.logprob is not None:
-                yield generation.add(token.text, token.logprob)
-    if selected.server is not None and says_not_found("".join(generation.texts)):
+            text = words.push(token.text)
+            if text or token.logprob is not None:
+                yield generation.add(text, token.logprob)
+    cut = generation.finish != "stop" or bool(question.stop)
+    rest, whole = words.end(cut=cut, stop=question.stop)
+    if rest:
+        yield generation.add(rest)
+    if whole.stopped:
+        generation.finish = "stop"
+    if selected.server is not None and says_not_found(whole.text):
         generation.finish = "not_found"
+    else:
+        generation.spans, generation.grounded = whole.spans, whole.grounded
     metrics.observe(name, "generate", generation.generate_ms / 1000)
 
 

@@ -95,6 +95,15 @@ class Candidate:
         return 0, len(self.passage.text)
 
     @property
+    def pointer(self) -> tuple[int, int] | None:
+        """The characters of ``text`` that its memory points at; None where it does not point."""
+        pointed = None if self.compressed is None else self.compressed.pointer
+        if pointed is None:
+            return None
+        start = self.span[0]
+        return pointed[0] - start, pointed[1] - start
+
+    @property
     def memories(self) -> tuple[Floats, ...]:
         """Its vectors, a window's each; none if it can only be read as text."""
         return () if self.compressed is None else self.compressed.memories

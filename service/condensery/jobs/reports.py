@@ -1,10 +1,15 @@
 """What an answer says of itself: the passages it was read from, and what compression did."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from condensery.jobs.contexts import Candidate
 from condensery.jobs.selection import SelectedContext
 from condensery.metrics import FallbackReason, Metrics
-from condensery.question import AnswerCost, Citation, Compression
+from condensery.question import AnswerCost, Citation, Compression, Snippet
+from condensery.sentences import Span, nearest_sentence, sentence_around
+
+NEAREST = 3  # passages that a snippet is shown of, where no answer was found
 
 
 def cite_passages(selected: SelectedContext) -> tuple[Citation, ...]:
@@ -24,6 +29,44 @@ def cite_passages(selected: SelectedContext) -> tuple[Citation, ...]:
             metadata=candidate.passage.metadata,
         )
         for candidate in selected.kept
+    )
+
+
+def cite_answer(
+    citations: Sequence[Citation], spans: Sequence[Span | None]
+) -> tuple[Citation, ...]:
+    """Return citations with the places of the answer.
+
+    Args:
+        spans: Of each citation's text the characters that are the answer's words, if any are.
+    """
+
+    def cite(citation: Citation, span: Span | None) -> Citation:
+        if span is None:
+            return citation
+        start, end = (citation.start + place for place in span)
+        return replace(citation, answer_start=start, answer_end=end)
+
+    return tuple(map(cite, citations, spans))
+
+
+def nearest_snippets(question: str, selected: SelectedContext) -> tuple[Snippet, ...]:
+    """Return a sentence of each of the best passages, to show where no answer was found."""
+    return tuple(_snippet(question, candidate) for candidate in selected.ranked[:NEAREST])
+
+
+def _snippet(question: str, candidate: Candidate) -> Snippet:
+    text, pointer = candidate.text, candidate.pointer
+    span = sentence_around(text, *pointer) if pointer else nearest_sentence(text, question)
+    start = candidate.passage.start + candidate.span[0]
+    return Snippet(
+        index=candidate.place,
+        id=candidate.passage.id,
+        document_id=candidate.passage.document_id,
+        text=text[slice(*span)],
+        start=start + span[0],
+        end=start + span[1],
+        relevance_score=candidate.score,
     )
 
 

@@ -50,7 +50,8 @@ class SelectedContext:
 
     Attributes:
         mode: What was asked for; ``off`` where the same passages are read as text.
-        kept: Passages in context, best first, as far as they are read.
+        ranked: All passages, best first.
+        kept: Those in context, best first, as far as they are read.
         vectors: How many of each window's memory are read, at most.
         prompt: What the generator reads, in tokens and vectors; made once.
         counted: What the answer's cost is made of.
@@ -63,6 +64,7 @@ class SelectedContext:
 
     retrieved: RetrievedContext
     mode: CompressionMode
+    ranked: tuple[Candidate, ...]
     kept: tuple[Candidate, ...]
     vectors: int
     prompt: GeneratorPrompt
@@ -144,7 +146,8 @@ def _select_context(
     top_n = oscar.traits.top_n if question.rerank.top_n is None else question.rerank.top_n
     # The order of documents that came with the request says nothing of them.
     weight = 0.0 if question.index is None else oscar.traits.rank_weight
-    kept = rank_candidates(retrieved.candidates, weight)[: top_n or None]
+    ranked = rank_candidates(retrieved.candidates, weight)
+    kept = ranked[: top_n or None]
     reasons = ["asked for"] if plain else []
     if not kept:
         reasons.append("no passages were found")
@@ -178,6 +181,7 @@ def _select_context(
     return SelectedContext(
         retrieved=retrieved,
         mode=mode,
+        ranked=tuple(ranked),
         kept=tuple(kept),
         vectors=vectors,
         prompt=prompt,
@@ -204,6 +208,7 @@ def _select_plain_text(
             selected.retrieved, read=(), compress_ms=0.0, queue_ms=0.0, tokenize_ms=0.0
         ),
         mode="off",
+        ranked=selected.ranked,
         kept=kept[:fits],
         vectors=0,
         prompt=prompt,

@@ -69,6 +69,7 @@ class BertWindows:
                         start=offsets[a][0] if b > a else 0,
                         end=offsets[b - 1][1] if b > a else 0,
                         first=a,
+                        offsets=offsets[a:b],
                     )
                     for a, b in cut_windows(len(ids), room)
                 ]
@@ -173,7 +174,8 @@ def _compress(
     )
     out = compressor(inputs, words)
     counts = (compressor.shape.memory_tokens,) * len(windows)
-    return Memories(out.memory.flatten(0, 1), counts, out.relevance)
+    pointed = None if out.pointer is None else out.pointer.argmax(-1)
+    return Memories(out.memory.flatten(0, 1), counts, out.relevance, pointed)
 
 
 def _pairing(window: PassageWindow) -> Pairing:

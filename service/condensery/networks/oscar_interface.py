@@ -33,6 +33,8 @@ class PassageWindow:
         start: First character of the passage that the window holds.
         end: After the last one.
         first: Place of the window's first token among the passage's own.
+        offsets: Of each of the passage's own tokens its characters of the passage, where a
+            compressor points at some; else empty.
     """
 
     ids: Sequence[int]
@@ -42,11 +44,28 @@ class PassageWindow:
     start: int
     end: int
     first: int = 0
+    offsets: Sequence[tuple[int, int]] = ()
 
     @property
     def tokens(self) -> int:
         """The passage's own tokens in this window."""
         return len(self.ids) - self.head - self.tail
+
+    def pointed(self, places: Sequence[int]) -> tuple[int, int] | None:
+        """Return the characters of the passage that memory tokens point at; None: at none.
+
+        Args:
+            places: Of the token that each of them points at, among the passage's own; they follow
+                one another until one points elsewhere, or at the end.
+        """
+        first = last = places[0]
+        if first >= len(self.offsets):
+            return None
+        for place in places[1:]:
+            if place != last + 1 or place >= len(self.offsets):
+                break
+            last = place
+        return self.offsets[first][0], self.offsets[last][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +76,14 @@ class Memories:
         vectors: Of all windows, one after another, (sum of counts, generator hidden size).
         counts: Vectors of each window.
         relevance: Raw score of each, (windows,), fp32; None where the pair has no rerank head.
+        pointed: Of each window's memory tokens the likeliest place that they point at, (windows,
+            count); None where they do not point.
     """
 
     vectors: Tensor
     counts: tuple[int, ...]
     relevance: Tensor | None
+    pointed: Tensor | None = None
 
     def split(self) -> tuple[Tensor, ...]:
         """Return each window's vectors, (its count, generator hidden size)."""

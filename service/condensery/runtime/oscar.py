@@ -57,10 +57,14 @@ WARM_UP = "How long is the river?", "The river is 1,200 kilometres long and ends
 
 
 class CompressedWindow(NamedTuple):
-    """What a window becomes; relevance is None where the pair has no rerank head."""
+    """What a window becomes; relevance is None where the pair has no rerank head.
+
+    ``pointer`` is the characters of the passage that the memory points at, if it does.
+    """
 
     memory: Floats
     relevance: float | None
+    pointer: tuple[int, int] | None = None
 
 
 class Compressor:
@@ -119,11 +123,16 @@ class Compressor:
         vectors = memories.vectors.float().cpu()
         relevance = memories.relevance
         scores = [None] * len(windows) if relevance is None else relevance.float().cpu().tolist()
+        pointers: list[tuple[int, int] | None] = [None] * len(windows)
+        if memories.pointed is not None:
+            places = memories.pointed.tolist()
+            pointers = [w.pointed(of) for w, of in zip(windows, places, strict=True)]
         results: list[CompressedWindow | CondenseryError] = []
-        for memory, score in zip(vectors.split(memories.counts), scores, strict=True):
+        split = vectors.split(memories.counts)
+        for memory, score, pointer in zip(split, scores, pointers, strict=True):
             if bool(memory.isfinite().all()) and (score is None or abs(score) < float("inf")):
                 # A copy: what is kept of one passage must not keep the whole batch.
-                results.append(CompressedWindow(memory.clone().numpy(), score))
+                results.append(CompressedWindow(memory.clone().numpy(), score, pointer))
             else:
                 results.append(
                     ModelFault(f"{self._model}: a memory vector came out with NaN or infinity")
@@ -173,6 +182,7 @@ def _best_window(
         windows=len(windows),
         start=sources[best].start,
         end=sources[best].end,
+        pointer=windows[best].pointer,
     )
 
 

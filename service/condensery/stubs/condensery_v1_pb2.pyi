@@ -608,7 +608,7 @@ class AnswerRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., index: _Optional[str] = ..., top_k: _Optional[int] = ..., top_n: _Optional[int] = ..., compression_mode: _Optional[str] = ..., max_tokens: _Optional[int] = ..., search_mode: _Optional[str] = ..., context: _Optional[str] = ..., ratio: _Optional[int] = ..., max_context_vectors: _Optional[int] = ..., target_ms: _Optional[float] = ..., compress_timeout_ms: _Optional[float] = ..., min_relevance: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., filter: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Citation(_message.Message):
-    __slots__ = ("index", "id", "document_id", "text", "start", "end", "relevance_score", "metadata")
+    __slots__ = ("index", "id", "document_id", "text", "start", "end", "relevance_score", "metadata", "answer_start", "answer_end")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -617,6 +617,8 @@ class Citation(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     RELEVANCE_SCORE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_START_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_END_FIELD_NUMBER: _ClassVar[int]
     index: int
     id: str
     document_id: str
@@ -625,7 +627,27 @@ class Citation(_message.Message):
     end: int
     relevance_score: float
     metadata: _struct_pb2.Struct
-    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., document_id: _Optional[str] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., relevance_score: _Optional[float] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    answer_start: int
+    answer_end: int
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., document_id: _Optional[str] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., relevance_score: _Optional[float] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., answer_start: _Optional[int] = ..., answer_end: _Optional[int] = ...) -> None: ...
+
+class Snippet(_message.Message):
+    __slots__ = ("index", "id", "document_id", "text", "start", "end", "relevance_score")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    RELEVANCE_SCORE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    document_id: str
+    text: str
+    start: int
+    end: int
+    relevance_score: float
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., document_id: _Optional[str] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., relevance_score: _Optional[float] = ...) -> None: ...
 
 class Compression(_message.Message):
     __slots__ = ("mode", "status", "docs", "tokens_in", "vectors_out", "ratio", "flops_plain", "flops_used", "flops_saved", "compress_ms", "reason", "fallback", "left_out")
@@ -712,7 +734,7 @@ class Logprobs(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
-    __slots__ = ("id", "model", "answer", "finish_reason", "citations", "compression", "usage", "timings", "logprobs", "generator")
+    __slots__ = ("id", "model", "answer", "finish_reason", "citations", "compression", "usage", "timings", "logprobs", "generator", "grounded", "snippets")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -723,6 +745,8 @@ class AnswerResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_FIELD_NUMBER: _ClassVar[int]
+    GROUNDED_FIELD_NUMBER: _ClassVar[int]
+    SNIPPETS_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     answer: str
@@ -733,7 +757,9 @@ class AnswerResponse(_message.Message):
     timings: Timings
     logprobs: Logprobs
     generator: str
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., answer: _Optional[str] = ..., finish_reason: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., generator: _Optional[str] = ...) -> None: ...
+    grounded: bool
+    snippets: _containers.RepeatedCompositeFieldContainer[Snippet]
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., answer: _Optional[str] = ..., finish_reason: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., generator: _Optional[str] = ..., grounded: bool = ..., snippets: _Optional[_Iterable[_Union[Snippet, _Mapping]]] = ...) -> None: ...
 
 class Retrieved(_message.Message):
     __slots__ = ("id", "model", "citations", "compression", "generator")

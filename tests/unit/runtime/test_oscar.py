@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_pair import VOCABULARY, pair_files, text_of, tiny_pair, tiny_tokenizer
+from tiny_pair import VOCABULARY, padded, pair_files, text_of, tiny_pair, tiny_tokenizer
 
 from condensery.errors import (
     CondenseryError,
@@ -22,6 +22,7 @@ from condensery.errors import (
 from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_interface import cut_windows
+from condensery.networks.oscar_packing import Pairing
 from condensery.question import CompressedPassage, GeneratedToken, Sampling
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference
@@ -148,6 +149,58 @@ async def test_a_long_passage_becomes_windows_and_the_best_counts(
     assert passage[long.start : long.end] == texts[best]
     assert long.relevance == pytest.approx(alone[best].relevance, abs=1e-4)
     np.testing.assert_allclose(long.memory, alone[best].memory, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [{}, {"walk": True}, {"walk": True, "sharp": True}])
+async def test_a_pair_says_which_characters_of_a_passage_its_memory_points_at(
+    tmp_path: Path, shared_workers: Workers, shape: dict[str, bool]
+) -> None:
+    tokenizer, network = tiny_tokenizer(), tiny_pair(seed=4, **shape)
+    question = tokenizer.encode(QUESTION, add_special_tokens=False).ids
+    wanted: list[tuple[int, int] | None] = []
+    for passage in PASSAGES:
+        encoding = tokenizer.encode(passage, add_special_tokens=False)
+        whole = padded([Pairing(question, encoding.ids)], network.shape)
+        with torch.no_grad():
+            pointer = network.compressor(whole, network.generator.words).pointer
+        assert pointer is not None
+        first, *others = pointer[0].argmax(-1).tolist()
+        last = first
+        for place in others:  # along the passage, until it jumps or comes to the end
+            if place != last + 1 or place == len(encoding.ids):
+                break
+            last = place
+        inside = first < len(encoding.ids)
+        offsets = encoding.offsets
+        wanted.append((offsets[first][0], offsets[last][1]) if inside else None)
+    reader = read_with(prepare_for_inference(network), tmp_path, shared_workers)
+    results = await compressed_by(reader, QUESTION, PASSAGES)
+    assert [compressed.pointer for compressed in results] == wanted
+    assert any(wanted)
+
+
+async def test_what_a_long_passage_points_at_is_in_its_best_window(
+    tmp_path: Path, shared_workers: Workers
+) -> None:
+    pair = prepare_for_inference(tiny_pair(seed=4, walk=True, sharp=True))
+    reader = read_with(pair, tmp_path, shared_workers)
+    passages = [text_of(90, seed=seed) for seed in range(6)]
+    for compressed in await compressed_by(reader, QUESTION, passages):
+        assert compressed.windows > 1
+        if compressed.pointer is not None:
+            start, end = compressed.pointer
+            assert compressed.start <= start < end <= compressed.end
+        kept = compressed.coarsened(1)
+        assert kept.pointer == compressed.pointer, "held contexts lose it"
+
+
+async def test_a_pair_without_a_pointer_points_at_nothing(
+    tmp_path: Path, shared_workers: Workers
+) -> None:
+    pair = prepare_for_inference(tiny_pair(copy=False))
+    reader = read_with(pair, tmp_path, shared_workers)
+    (compressed,) = await compressed_by(reader, QUESTION, PASSAGES[:1])
+    assert compressed.pointer is None
 
 
 async def test_score_is_the_relevance_that_compress_gives(reader: OscarModel) -> None:

@@ -171,6 +171,8 @@ class _AnswerWriter:
             "timings": event.timings,
             "logprobs": finite(event).logprobs,
             "generator": event.generator,
+            "grounded": event.grounded,
+            "snippets": event.snippets,
         }
         return _event_line("compression", event.compression) + _event_line("final_answer", final)
 

@@ -33,6 +33,7 @@ from condensery.question import (
     Likely,
     Question,
     Retrieved,
+    Snippet,
     Timings,
     TokenLogprob,
     Usage,
@@ -146,6 +147,11 @@ class ChatExtras:
     generator: str | None
     """The model of another server that was asked to write the text; null: the pair's own wrote it,
     or nothing was generated."""
+    grounded: bool | None
+    """Whether the answer's words stand together in a passage that was read; null where no answer
+    was found."""
+    snippets: tuple[Snippet, ...]
+    """Where no answer was found: a sentence of each of the best three passages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +414,8 @@ class _ChatWriter:
             finish_reason=answer.finish_reason,
             ignored_messages=self._chat.ignored,
             generator=answer.generator,
+            grounded=answer.grounded,
+            snippets=answer.snippets,
         )
 
 

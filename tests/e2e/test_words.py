@@ -1,0 +1,119 @@
+"""The shipped pair writes lower case; what callers get, by every door, is in the source's words."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.command_line import run
+from tests.conftest import LiveServer, serving
+
+from condensery.client.grpc import GrpcClient
+from condensery.client.rest import Client
+from condensery.question import NOT_FOUND, Answer, Delta
+
+pytestmark = pytest.mark.slow
+
+ASYLUM = "In which asylum did van Gogh paint The Starry Night?"
+CODE = "Which class of undici does it take?"
+PASSAGES = [
+    "Bread is baked of flour and water. It takes an hour.",
+    "The function `useFetch()` takes an undici.Dispatcher, and returns 🍕 a promise.",
+]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("shipped")
+    with serving(folder / "store", folder) as server:
+        yield server
+
+
+@pytest.fixture(params=["rest", "grpc"])
+def client(request: pytest.FixtureRequest, shipped: LiveServer) -> Iterator[Any]:
+    door = Client(shipped.url) if request.param == "rest" else GrpcClient(shipped.grpc)
+    with door as made:
+        yield made
+
+
+def check_places(answer: Answer, wanted: str, documents: dict[str, str] | None = None) -> None:
+    assert (answer.answer, answer.grounded) == (wanted, True)
+    (citation,) = (each for each in answer.citations if each.answer_start is not None)
+    assert citation.answer_end is not None
+    start, end = citation.answer_start, citation.answer_end
+    assert citation.text[start - citation.start : end - citation.start] == wanted
+    if documents is not None:
+        assert documents[citation.document_id][start:end] == wanted
+
+
+def test_accents_and_capitals_are_the_sources(client: Any) -> None:
+    check_places(client.answer(ASYLUM, index="samples"), "Saint-Rémy")
+
+
+def test_a_stream_joins_to_the_same_words(client: Any) -> None:
+    *events, last = client.answer_stream(ASYLUM, index="samples", logprobs=0)
+    check_places(last, "Saint-Rémy")
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert "".join(delta.text for delta in deltas) == "Saint-Rémy"
+    tokens = [token.text for token in last.logprobs]
+    assert "".join(tokens).replace("##", "") == "saint-remy", "a token is what the model wrote"
+    assert last.usage.completion_tokens == len(tokens)
+
+
+def test_code_is_the_sources(client: Any) -> None:
+    documents = {str(place): text for place, text in enumerate(PASSAGES)}
+    answer = client.answer(CODE, documents=PASSAGES, min_relevance=0.0)
+    assert "Dispatcher" in answer.answer
+    check_places(answer, answer.answer, documents)
+
+
+def test_an_answer_that_stands_in_its_passage_ten_times_has_one_place(client: Any) -> None:
+    sentence = "The Rhine passes through Lake Constance."
+    passage = " ".join([sentence] * 10)
+    asked = "What passes through Lake Constance?"
+    answer = client.answer(asked, documents=[passage], min_relevance=0.0)
+    assert answer.grounded
+    (citation,) = answer.citations
+    assert passage[citation.answer_start : citation.answer_end] == answer.answer
+    assert "Rhine" in answer.answer
+
+
+def test_where_none_is_found_the_nearest_sentences_are_shown(client: Any) -> None:
+    answer = client.answer("Who is the king of Mars?", index="samples", min_relevance=1.0)
+    assert (answer.answer, answer.finish_reason) == (NOT_FOUND, "not_found")
+    assert answer.grounded is None
+    assert len(answer.snippets) == 3
+    *_, last = client.answer_stream("Who is the king of Mars?", index="samples", min_relevance=1.0)
+    assert last.snippets == answer.snippets
+    for snippet in answer.snippets:
+        (document,) = client.get("samples", [snippet.document_id])
+        assert document.text[snippet.start : snippet.end] == snippet.text
+
+
+def test_a_chat_is_in_the_sources_words(shipped: LiveServer) -> None:
+    chat = openai.OpenAI(base_url=f"{shipped.url}/v1", api_key="none", max_retries=0)
+    how: dict[str, Any] = {
+        "model": "oscar-mini",
+        "messages": [{"role": "user", "content": ASYLUM}],
+        "extra_body": {"index": "samples"},
+    }
+    whole = chat.chat.completions.create(**how)
+    assert whole.choices[0].message.content == "Saint-Rémy"
+    assert whole.condensery["grounded"] is True  # type: ignore[attr-defined]  # our own
+    chunks = list(chat.chat.completions.create(stream=True, **how))
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == "Saint-Rémy"
+
+
+def test_the_command_line_has_them_too(shipped: LiveServer) -> None:
+    printed = run("ask", ASYLUM, "--json", "--url", shipped.url).stdout
+    assert json.loads(printed)["answer"] == "Saint-Rémy"
+
+
+def test_the_report_of_a_comparison_has_them_on_both_sides(shipped: LiveServer) -> None:
+    body = {"query": ASYLUM, "index": {"name": "samples"}}
+    reply = httpx.post(f"{shipped.url}/v1/rag/compare", json=body, timeout=60).json()
+    assert reply["compressed"]["answer"] == "Saint-Rémy"
+    assert {"grounded", "snippets"} <= reply["plain"].keys()
