@@ -52,7 +52,8 @@ def test_both_clients_read_back_what_was_sent_in_fewer_bytes(
 def test_it_is_ready_and_names_its_models(client: Client | GrpcClient) -> None:
     assert client.ready()
     models = {model.name: model for model in client.models()}
-    assert models.keys() == {"minilm-l6", "oscar-mini", "minilm-l6-effir", "minilm-l6-shrp"}
+    children = {"minilm-l6-effir", "minilm-l6-shrp", "mini-lm-comp"}
+    assert models.keys() == {"minilm-l6", "oscar-mini", *children}
     encoder, pair = models["minilm-l6"], models["oscar-mini"]
     assert (encoder.name, encoder.kind, encoder.dims) == ("minilm-l6", "encoder", 384)
     assert (pair.name, pair.kind) == ("oscar-mini", "oscar-pair")
@@ -79,6 +80,17 @@ def test_a_shipped_child_is_compared_with_its_parent_by_changing_the_model(
     assert not np.allclose(own, parent, atol=1e-2)
     assert (own * parent).sum(1).min() > 0.5  # random vectors have 0.05
     assert own[0] @ own[1] > own[0] @ own[2] + 0.2
+
+
+def test_an_encoder_of_memory_tokens_that_ships_finds_what_a_query_asks_for(
+    client: Client | GrpcClient,
+) -> None:
+    passages = ["The Danube flows through Vienna to the Black Sea.", "Bread is baked of flour."]
+    (query,) = client.embed(
+        ["Which river flows through Vienna?"], model="mini-lm-comp", prompt_name="query"
+    )
+    near, far = client.embed(passages, model="mini-lm-comp") @ query
+    assert near > far + 0.1
 
 
 def test_both_doors_give_the_same_bits_for_one_text(clients: Clients) -> None:
