@@ -78,7 +78,14 @@ def fold(model: Any) -> Any:
 class Trained:
     """A training's network after a stage, and what its encoder then is, adapters merged."""
 
-    def __init__(self, folder: Path, stage: int, rank: int = 16, kind: str = "llama") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stage: int,
+        rank: int = 16,
+        kind: str = "llama",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.base = write_language_model(folder / "base", kind)
         model: Any = AutoModelForCausalLM.from_pretrained(self.base, attn_implementation="eager")
         model.resize_token_embeddings(model.config.vocab_size + K, mean_resizing=False)
@@ -89,10 +96,11 @@ class Trained:
         for number in range(2, stage + 1):
             fold(encoder)
             encoder = adapt(encoder, number, rank)
+        # What is written in another dtype has lost what that one can't hold, before and after.
+        encoder = encoder.to(dtype).float()
         self.network = Pretext(encoder, frozen) if stage == 1 else Contrast(encoder)
-        self.model = next(
-            part for part in fold(copy.deepcopy(encoder)).eval().modules() if hasattr(part, "norm")
-        )
+        whole = fold(copy.deepcopy(encoder)).to(dtype).float().eval()
+        self.model = next(part for part in whole.modules() if hasattr(part, "norm"))
 
     def write(self, folder: Path, dtype: torch.dtype = torch.float32, **more: object) -> Path:
         """Write it as DeepSpeed does, which adds objects of its own."""
@@ -159,7 +167,7 @@ def test_each_stage_s_nesting_gives_what_its_training_had(stage: int, tmp_path: 
 
 
 def test_bf16_in_a_tagged_folder_with_a_prompt_and_lengths_of_one(tmp_path: Path) -> None:
-    trained = Trained(tmp_path, 1)
+    trained = Trained(tmp_path, 1, dtype=torch.bfloat16)
     trained.write(tmp_path / "made" / "KL-8tokens", torch.bfloat16)
     (tmp_path / "made" / "latest").write_text("KL-8tokens\n")
     stored = bring(tmp_path, tmp_path / "made", trained.base, None, query_prompt="Query:")
