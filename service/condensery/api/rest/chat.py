@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from condensery.api.rest.answers import answer_events, clamp_logprob
 from condensery.api.rest.errors import ErrorDetail
+from condensery.api.rest.ignored_fields import find_ignored_fields, report_ignored_fields
 from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, write_json
 from condensery.api.rest.schemas.rag import ChatMessage, ChatRequest
 from condensery.api.rest.validation import validate_body
@@ -72,12 +73,14 @@ class ChatQuestion:
         question: The last message, with its passages and options.
         path: The question's, in the body.
         ignored: Number of messages before it.
+        ignored_fields: Of the body, those without effect.
         usage: Whether another chunk has the usage.
     """
 
     question: Question
     path: str
     ignored: int
+    ignored_fields: tuple[str, ...]
     stream: bool
     usage: bool
 
@@ -171,6 +174,7 @@ class ChatCompletion:
 async def chat_completions(request: Request, services: Services) -> Response:
     """Answer a chat's last message from documents, an index or a context, as OpenAI does."""
     chat = await read_as(request, services, read_chat)
+    report_ignored_fields(request, chat.ignored_fields)
     writer = _ChatWriter(services, chat)
     if chat.stream:
         return await stream_events(request, _chat_events(services, chat), writer)
@@ -220,6 +224,12 @@ def read_chat(data: Any) -> ChatQuestion:
         question=_make_question(body),
         path=f"messages[{last}].content",
         ignored=last,
+        ignored_fields=tuple(
+            # of those that may be refused, the values that are allowed are what happens anyway
+            name
+            for name in find_ignored_fields(data, ChatRequest)
+            if name not in REFUSED_FIELDS
+        ),
         stream=bool(body.stream),
         usage=_wants_usage(body),
     )

@@ -29,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 
 from condensery.api.rest.endpoint import Endpoint, run_in_time
 from condensery.api.rest.errors import ErrorDetail, find_row
+from condensery.api.rest.ignored_fields import find_ignored_fields, report_ignored_fields
 from condensery.api.rest.validation import validate_body
 from condensery.errors import CondenseryError, InputError, Unavailable, code_of, shorten
 from condensery.jobs.accounting import count_refusals, count_request
@@ -91,18 +92,23 @@ async def read_as(
 ) -> T:
     """Read a request's body as JSON, and return what ``validate`` makes of it.
 
-    The header ``x-model`` names the model where the body could and does not, as with gRPC.
+    The header ``x-model`` names the model where the body could and does not, as with gRPC. Fields
+    that a schema ignores are listed in a header of the reply.
 
     Raises:
         InputError: It is no UTF-8, no JSON, is nested too deep, or ``validate`` refuses it.
     """
     depth = services.limits.max_json_depth
+
+    def read() -> tuple[T, list[str]]:
+        parsed = {} if optional and not data.strip() else parse_json(data, depth)
+        body = validate(parsed)
+        return body, find_ignored_fields(parsed, type(body))
+
     with count_refusals(services, request.state.task, "rest"):
         data = await read_bytes(request.receive)
-        if len(data) > INLINE_BYTES:
-            body = await asyncio.to_thread(lambda: validate(parse_json(data, depth)))
-        else:
-            body = validate({} if optional and not data.strip() else parse_json(data, depth))
+        body, ignored = await asyncio.to_thread(read) if len(data) > INLINE_BYTES else read()
+    report_ignored_fields(request, ignored)
     model = request.headers.get("x-model")
     if not model or getattr(body, "model", model) is not None:
         return body

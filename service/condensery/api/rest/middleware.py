@@ -198,7 +198,11 @@ class Middleware:
         draining = self._services.health.draining
         exchange.closing = draining or TOO_MANY_CONNECTIONS in scope.get("extensions", ())
         exchange.reply_headers = self._origins.reply_headers(scope["headers"])
-        scope["state"] = {"request_id": exchange.request_id, "describe": self._describe}
+        scope["state"] = {
+            "request_id": exchange.request_id,
+            "describe": self._describe,
+            "reply_headers": exchange.reply_headers,
+        }
         started = time.monotonic()
         context = RequestContext(
             exchange.request_id,

@@ -28,6 +28,7 @@ from condensery.api.rest.errors import (
     TeiError,
     find_row,
 )
+from condensery.api.rest.ignored_fields import IGNORED_FIELDS_HEADER
 from condensery.api.rest.io import write_json
 from condensery.auth import MAX_REQUEST_ID_CHARS, REQUEST_TIMEOUT_HEADER
 from condensery.errors import CondenseryError
@@ -118,6 +119,12 @@ SECURITY: Schema = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 REQUEST_ID_HEADER: Schema = {"x-request-id": {"required": True, "schema": {"type": "string"}}}
+IGNORED_HEADER: Schema = {
+    IGNORED_FIELDS_HEADER: {
+        "description": "Fields of the body that had no effect, where there were any.",
+        "schema": {"type": "string"},
+    }
+}
 RETRY_HEADER: Schema = {
     "retry-after": {
         "required": True,
@@ -346,9 +353,8 @@ def _describe_responses(route: Route, schemas: _Schemas, responses: Schema) -> S
         content[route.other_media] = {"schema": {"type": "string"}}
     if route.streams:
         content["text/event-stream"] = {"schema": STREAMS[route.streams]}
-    by_status: Schema = {
-        "200": {"description": "OK", "headers": REQUEST_ID_HEADER, "content": content}
-    }
+    headers = REQUEST_ID_HEADER if route.body is None else {**REQUEST_ID_HEADER, **IGNORED_HEADER}
+    by_status: Schema = {"200": {"description": "OK", "headers": headers, "content": content}}
     families = [route.family] if route.other_family is None else [route.family, route.other_family]
     schema = schemas.of(*(ERROR_TYPES[family] for family in families))
     rows = [MALFORMED, *(find_row(kind) for kind in route_errors(route))]
