@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from tests.command_line import run
 from tests.e2e.conftest import CONDENSERY
@@ -16,16 +17,37 @@ QUESTION = "Which lake does the Rhine pass through?"
 
 def test_ask_prints_an_answer_its_passages_and_what_compression_did(door: tuple[str, str]) -> None:
     arguments = ("ask", QUESTION, "--top-k", "7", "--top-n", "3", "--max-tokens", "8", *door)
-    *answer, blank, first, second, third, compression = run(*arguments).stdout.split("\n")[:-1]
-    assert blank == ""
-    assert all("#0  " in line for line in (first, second, third))
+    answer, place, sources = run(*arguments).stdout.split("\n\n")
+    *passages, compression = sources.splitlines()
+    assert len(passages) == 3
+    assert all("#0  " in line for line in passages)
     assert compression.startswith("compression: applied, 3 passages, ")
 
     whole = json.loads(run(*arguments, "--json").stdout)
-    assert whole["text"] == "\n".join(answer)
+    assert whole["text"] == answer
     assert [citation["id"] for citation in whole["citations"]] == [
-        line.split()[1] for line in (first, second, third)
+        line.split()[1] for line in passages
     ]
+    assert ("false" in place) == (whole["grounded"] is False)
+
+
+def test_where_none_is_found_ask_shows_the_nearest_sentences_and_its_status_is_3(
+    door: tuple[str, str], live_server: Any
+) -> None:
+    arguments = ("ask", QUESTION, "--min-relevance", "1", *door)
+    whole = json.loads(run(*arguments, "--json", status=3).stdout)
+    assert len(whole["snippets"]) == 3
+    for more in ((), ("--no-stream",)):
+        answer, near, _ = run(*arguments, *more, status=3).stdout.split("\n\n")
+        assert answer == whole["answer"]
+        for snippet in whole["snippets"]:
+            assert " ".join(snippet["text"].split()) in near
+            place = f"{snippet['document_id']}, characters {snippet['start']} to {snippet['end']}"
+            assert place in near
+    body = {"query": QUESTION, "index": {"name": "samples"}, "min_relevance": 1.0}
+    reply = httpx.post(f"{live_server.url}/v1/rag/answer", json=body, timeout=60).json()
+    assert reply.keys() <= whole.keys()
+    assert reply["snippets"] == whole["snippets"]
 
 
 def test_ask_can_read_passages_plain(door: tuple[str, str]) -> None:

@@ -6,6 +6,9 @@ A question is answered from an index, or from documents that were compressed for
 import argparse
 import dataclasses
 import json
+import os
+import re
+import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, get_args
@@ -30,13 +33,17 @@ from condensery.question import (
     Compression,
     Delta,
     SearchMode,
+    Snippet,
 )
+from condensery.sentences import sentence_around
 from condensery.values import Document
 
 if TYPE_CHECKING:
     from condensery.client.questions import QuestionOptions
 
 DEFAULT_INDEX = "samples"
+NOT_FOUND_STATUS = 3  # so that a script can tell "not found" from an answer, and from a failure
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def add_ask(parsers: Parsers) -> None:
@@ -45,7 +52,9 @@ def add_ask(parsers: Parsers) -> None:
         "ask",
         help="answer a question from an index",
         description="Answer a question from the passages of an index, or from those that"
-        " `condensery compress` read for it, and cite them.",
+        " `condensery compress` read for it, and cite them: the sentence that has the answer, its"
+        f" document, its characters there. Status {NOT_FOUND_STATUS}: none was found; the nearest"
+        " sentences are shown.",
     )
     parser.add_argument("question")
     where = parser.add_mutually_exclusive_group()
@@ -146,8 +155,13 @@ def read_filter(text: str) -> dict[str, Any]:
     return filter
 
 
-def run_ask(args: argparse.Namespace, client: AnyClient) -> None:
-    """Ask, and print the answer, its passages and what compression did."""
+def run_ask(args: argparse.Namespace, client: AnyClient) -> int:
+    """Ask, and print the answer, where it stands, its passages and what compression did.
+
+    Returns:
+        The exit status: ``NOT_FOUND_STATUS`` where no answer was found. A comparison is made
+        either way, so that is always 0.
+    """
     how: QuestionOptions = {
         "index": args.index or (None if args.context else DEFAULT_INDEX),
         "context": args.context,
@@ -167,15 +181,17 @@ def run_ask(args: argparse.Namespace, client: AnyClient) -> None:
     if args.compare:
         comparison = client.compare(args.question, **how)
         print_json(comparison) if args.json else print_comparison(comparison)
-        return
+        return 0
     if args.json or not args.stream:
         answer = client.answer(args.question, **how)
         print_json(answer) if args.json else print(answer.answer)
     else:
         answer = print_stream(client.answer_stream(args.question, **how))
     if not args.json:
+        print_place(answer)
         print()
         print_sources(answer)
+    return NOT_FOUND_STATUS if answer.finish_reason == "not_found" else 0
 
 
 def print_stream(events: Iterable[AnswerEvent]) -> Answer:
@@ -189,6 +205,56 @@ def print_stream(events: Iterable[AnswerEvent]) -> Answer:
     print()
     assert whole is not None  # else the client raises an error
     return whole
+
+
+def print_place(answer: Answer) -> None:
+    """Print the sentence that the answer stands in, or that it stands in none, or what is near."""
+    if answer.snippets:
+        print("\nnot found; the nearest sentences:")
+        for snippet in answer.snippets:
+            print(describe_snippet(snippet))
+    elif answer.grounded is False:
+        print("\ngrounded: false (its words stand together in no passage that was read)")
+    elif citation := find_source(answer):
+        print(f"\n{describe_source(citation)}")
+
+
+def find_source(answer: Answer) -> Citation | None:
+    """Return the citation that the answer's words are of: the best that has their very letters."""
+    holding = [citation for citation in answer.citations if citation.answer_start is not None]
+    return max(holding, key=lambda citation: words_in(citation) in answer.answer, default=None)
+
+
+def words_in(citation: Citation) -> str:
+    """Return the answer's words as they stand in a citation."""
+    start, end = citation.answer_start or 0, citation.answer_end or 0
+    return citation.text[start - citation.start : end - citation.start]
+
+
+def describe_source(citation: Citation) -> str:
+    """Return the sentence of a citation with the answer marked, and where that is, on two lines."""
+    assert citation.answer_start is not None
+    assert citation.answer_end is not None
+    text, start = citation.text, citation.answer_start - citation.start
+    end = citation.answer_end - citation.start
+    first, last = sentence_around(text, start, end)
+    pieces = (text[first:start], mark(text[start:end]), text[end:last])
+    sentence = "".join(re.sub(r"\s+", " ", piece) for piece in pieces)
+    place = f"{citation.document_id}, characters {citation.answer_start} to {citation.answer_end}"
+    return f"  {sentence}\n  {place}"
+
+
+def describe_snippet(snippet: Snippet) -> str:
+    """Return a sentence that may be near, on one line, and below it where it stands."""
+    score = "  -  " if snippet.relevance_score is None else f"{snippet.relevance_score:.3f}"
+    place = f"{snippet.document_id}, characters {snippet.start} to {snippet.end}"
+    return f"  {score}  {' '.join(snippet.text.split())}\n         {place}"
+
+
+def mark(text: str) -> str:
+    """Return a text as it stands out: in bold on a terminal, else as Markdown has it."""
+    bold = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return f"{BOLD}{text}{PLAIN}" if bold else f"**{text}**"
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -207,9 +273,13 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_sources(answer: Answer) -> None:
-    """Print the passages in context, what compression did, and who else wrote the text."""
-    for citation in answer.citations:
-        print(describe_citation(citation))
+    """Print the passages in context, what compression did, and who else wrote the text.
+
+    Where none of the passages had the answer, the nearest sentences stand for them.
+    """
+    if not answer.snippets:
+        for citation in answer.citations:
+            print(describe_citation(citation))
     print(describe_compression(answer.compression))
     if answer.generator is not None:
         print(f"written by: {answer.generator}, of another server")

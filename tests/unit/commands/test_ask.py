@@ -17,6 +17,7 @@ from condensery.question import (
     Compression,
     Delta,
     Question,
+    Snippet,
     Timings,
     Usage,
 )
@@ -98,6 +99,64 @@ def test_an_answer_is_followed_by_its_passages_and_what_compression_did(
     client.reply = [Delta("Lake"), Delta(" Constance"), ANSWER]
     assert lines_of(capsys) == ["Lake Constance", *LINES]
     assert [name for name, _, _ in client.asked] == ["answer", "answer_stream"]
+
+
+def lake(text: str, answer: str, start: int) -> Citation:
+    """Return a citation that begins at ``start`` of its document, and has the answer."""
+    at = start + text.index(answer)
+    end = at + len(answer)
+    return Citation(0, "lake#1", "lake", text, start, start + len(text), 0.9, {}, at, end)
+
+
+def test_the_sentence_that_the_answer_stands_in_is_shown_with_the_answer_marked(
+    client: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = lake("LAKE CONSTANCE is a lake.", "LAKE CONSTANCE", 0)
+    text = "It is cold. The Rhine\npasses through Lake Constance, too. It is long."
+    citations = (others, lake(text, "Lake Constance", 100))
+    client.reply = replace(ANSWER, citations=citations, grounded=True)
+    place = lines_of(capsys, "--no-stream")[2:4]
+    assert place == [
+        "  The Rhine passes through **Lake Constance**, too.",
+        "  lake, characters 137 to 151",
+    ], "of several the one is shown whose letters the answer has"
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "through \x1b[1mLake Constance\x1b[0m, too." in lines_of(capsys, "--no-stream")[2]
+    monkeypatch.setenv("TERM", "dumb")
+    assert "**Lake Constance**" in lines_of(capsys, "--no-stream")[2]
+
+
+def test_that_the_words_stand_nowhere_is_said(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.reply = replace(ANSWER, grounded=False)
+    answer, blank, line, *rest = lines_of(capsys, "--no-stream")
+    assert (answer, blank, rest) == ("Lake Constance", "", LINES)
+    assert line.startswith("grounded: false")
+
+
+def test_where_none_is_found_the_nearest_sentences_are_shown_and_the_status_is_3(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near = Snippet(0, "danube#0", "danube", "It ends\nin the Black Sea.", 7, 32, 0.1234)
+    whole = replace(ANSWER, answer="None.", finish_reason="not_found", snippets=(near,))
+    for reply, how in ((whole, "--no-stream"), ([Delta("None."), whole], "--stream")):
+        client.reply = reply
+        assert main(["ask", "why?", how]) == 3
+        printed = capsys.readouterr().out.splitlines()
+        assert printed[0] == "None."
+        assert "  0.123  It ends in the Black Sea." in printed
+        assert printed[-3].strip() == "danube, characters 7 to 32"
+        assert printed[-1] == LINES[-1]
+    client.reply = whole
+    assert main(["ask", "why?", "--json"]) == 3
+    (snippet,) = json.loads(capsys.readouterr().out)["snippets"]
+    assert snippet["document_id"] == "danube"
+    # A comparison is made all the same.
+    client.reply = Comparison(whole, ANSWER, Agreement(False, 0.0, None), 1.0)
+    assert main(["ask", "why?", "--compare"]) == 0
 
 
 def test_a_comparison_prints_both_answers_their_agreement_and_the_time(
