@@ -32,6 +32,12 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 
+
+def says_not_found(text: str) -> bool:
+    """Whether a text is the sentence by which an answer says that there is none."""
+    return text.strip(' \t\r\n."').casefold() == NOT_FOUND.rstrip(".").casefold()
+
+
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -90,6 +91,32 @@ def test_where_none_is_found_the_nearest_sentences_are_shown(client: Any) -> Non
     for snippet in answer.snippets:
         (document,) = client.get("samples", [snippet.document_id])
         assert document.text[snippet.start : snippet.end] == snippet.text
+
+
+def test_what_another_condensery_lists_where_it_finds_none_is_not_taken_for_an_answer(
+    shipped: LiveServer, tmp_path: Path
+) -> None:
+    """The one in front always asks; the one behind has the pair's own threshold."""
+    how: dict[str, Any] = {"documents": PASSAGES, "max_tokens": 8}
+    asked = "Who is the king of Mars?"
+    chat = openai.OpenAI(base_url=f"{shipped.url}/v1", api_key="none", max_retries=0)
+    listed = chat.chat.completions.create(
+        model="oscar-mini",
+        messages=[{"role": "user", "content": asked}],
+        extra_body={"documents": PASSAGES},
+    ).choices[0].message.content  # fmt: skip
+    assert listed is not None
+    assert listed.startswith(NOT_FOUND)
+    assert "- **1**: The function" in listed
+    flags = ("--answer-with", shipped.url, "--answer-model", "oscar-mini")
+    flags += ("--answer-passages", "documents", "--answer-retries", "0")
+    with serving(tmp_path / "store", tmp_path, *flags) as server, Client(server.url) as front:
+        whole = front.answer(asked, min_relevance=0.0, **how)
+        *_, streamed = front.answer_stream(asked, min_relevance=0.0, **how)
+        for reply in (whole, streamed):
+            assert (reply.answer, reply.finish_reason) == (NOT_FOUND, "not_found")
+            assert (reply.generator, reply.grounded) == ("oscar-mini", None)
+            assert len(reply.snippets) == 2, "its own"
 
 
 def test_a_chat_is_in_the_sources_words(shipped: LiveServer) -> None:

@@ -34,6 +34,7 @@ from condensery.question import (
     Timings,
     TokenLogprob,
     Usage,
+    says_not_found,
 )
 from condensery.request_context import current_request
 from condensery.sentences import Span
@@ -236,11 +237,6 @@ async def generate_text(
     else:
         generation.spans, generation.grounded = whole.spans, whole.grounded
     metrics.observe(name, "generate", generation.generate_ms / 1000)
-
-
-def says_not_found(text: str) -> bool:
-    """Whether a text is the sentence by which other servers say that they find no answer."""
-    return text.strip(' \t\r\n."').casefold() == NOT_FOUND.rstrip(".").casefold()
 
 
 @asynccontextmanager

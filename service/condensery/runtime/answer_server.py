@@ -28,7 +28,14 @@ from condensery.errors import (
     shorten,
 )
 from condensery.metrics import AnswerServerFailure, Metrics
-from condensery.question import GREEDY, NOT_FOUND, FinishReason, GeneratedToken, Sampling
+from condensery.question import (
+    GREEDY,
+    NOT_FOUND,
+    FinishReason,
+    GeneratedToken,
+    Sampling,
+    says_not_found,
+)
 from condensery.request_context import RequestContext, current_request
 from condensery.runtime.generator import StopStrings
 from condensery.values import Floats
@@ -47,6 +54,7 @@ CONNECT_SECONDS = 10.0
 LAST_SECONDS = 5.0  # for the usage, and the end of the stream, once all words are there
 BACK_OFF_SECONDS, MAX_BACK_OFF_SECONDS = 0.5, 8.0
 MAX_USAGE = 2**31
+MAX_FIRST_LINE = 2 * len(NOT_FOUND)  # a longer one does not say that there is no answer
 MAX_QUOTED_CHARACTERS = 300
 
 INSTRUCTION = (
@@ -451,6 +459,35 @@ class EventReader:
             raise RequestFailure("malformed", f"sent an event of over {MAX_EVENT_BYTES} bytes")
 
 
+class FirstLine:
+    """Ends a text after its first line, where that says that no answer was found.
+
+    What follows is not of the passages. Another condensery lists the sentences nearest to the
+    question there, which must not be taken for an answer.
+
+    Attributes:
+        ended: Whether it did.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._read: str | None = ""  # until it is known what the first line says
+
+    def push(self, delta: str) -> str:
+        """Return what of the next stretch is of the text."""
+        if self._read is None:
+            return delta
+        before = len(self._read)
+        self._read += delta
+        line, end, _ = self._read.lstrip().partition("\n")
+        if end and says_not_found(line):
+            self.ended = True
+            return delta[: max(0, self._read.index(line) + len(line) - before)]
+        if end or len(line) > MAX_FIRST_LINE:
+            self._read = None
+        return delta
+
+
 class Reading:
     """One answer being read, event by event.
 
@@ -465,6 +502,7 @@ class Reading:
         self._prompt = prompt
         self._max_tokens = max_tokens
         self._stops = stops
+        self._first_line = FirstLine()
         self._characters = 0
         self._finish: FinishReason | None = None
         self._stopped = False  # by a stop string that was found here
@@ -494,6 +532,9 @@ class Reading:
             raise RequestFailure("cut", f"ended its answer early, for {finish}")
         if finish is not None:
             self._finish = "length" if finish in OUT_OF_LENGTH else "stop"
+        text = self._first_line.push(text)
+        if self._first_line.ended:
+            self._finish, self.ended = "stop", True
         if not text:
             return None
         self.deltas += 1
@@ -501,7 +542,7 @@ class Reading:
         if self._characters > CHARACTERS_PER_TOKEN * self._max_tokens:
             raise RequestFailure("malformed", f"went on past max_tokens {self._max_tokens}")
         shown, self._stopped = self._stops.push(text)
-        self.ended = self._stopped
+        self.ended = self.ended or self._stopped
         return GeneratedToken(shown, self.deltas) if shown else None
 
     def end(self) -> GeneratedToken:

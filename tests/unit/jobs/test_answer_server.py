@@ -106,6 +106,25 @@ async def test_its_own_not_found_is_told_as_ours_is(services, words, finish):
     assert (whole.text, whole.finish_reason) == ("".join(words), finish)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        (NOT_FOUND, "\n\nThe nearest sentences:\n\n- **a**: gold", "\n- **b**: again" * 99),
+        ("\n", NOT_FOUND[:9], f"{NOT_FOUND[9:]}\n- gold"),
+        (NOT_FOUND, "\n", "gold"),
+    ],
+)
+async def test_what_it_lists_below_its_not_found_is_not_taken_for_an_answer(services, words):
+    script = [head(), *map(say, words), HOLD]  # nor waited for
+    async with scripted(script) as server, written_by(services, server.url) as elsewhere:
+        question = make_question(documents=DOCUMENTS, max_tokens=1)
+        _, *deltas, whole = [event async for event in answer_events(elsewhere, question)]
+        await server.left.wait()
+    assert "".join(delta.text for delta in deltas).strip() == NOT_FOUND == whole.text.strip()
+    assert (whole.finish_reason, whole.grounded) == ("not_found", None)
+    assert [near.id for near in whole.snippets] == ["best", "good", "plain"]
+
+
 async def test_passages_over_the_budget_are_left_out_from_the_last(services):
     long = [Document(str(n), "gold " * (5 - n) + "x" * 100) for n in range(4)]
     async with scripted(OK) as server, written_by(services, server.url) as elsewhere:

@@ -3,6 +3,7 @@
 Fields that would have no effect are refused by name.
 """
 
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -60,6 +61,9 @@ REFUSED_FIELDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "top_k": ((None,), "passages are counted by `index.top_k`, tokens are drawn by `top_p`"),
     "min_p": ((None, 0), "tokens are drawn by `top_p`"),
 }
+
+# What a sentence of a document must not do in a chat: its links, tables and code are not ours.
+MARKDOWN_SIGNS = re.compile(r"([\\`*_\[\]<>|~])")
 
 # Stands in the text of a token that is only part of a character.
 REPLACEMENT_CHARACTER = "\ufffd"
@@ -350,7 +354,7 @@ class _ChatWriter:
         """Return a whole answer."""
         self._begin(answer)
         choice = ChatChoice(
-            message=ChatAnswer(answer.answer),
+            message=ChatAnswer(answer.answer + list_snippets(answer.snippets)),
             logprobs=_chat_logprobs(answer.logprobs),
             finish_reason=_finish_reason(answer),
         )
@@ -368,8 +372,10 @@ class _ChatWriter:
             return self._chunk({"role": "assistant", "content": "", "refusal": None})
         if isinstance(event, Delta):
             return self._chunk({"content": event.text}, logprobs=event.logprobs)
+        nearest = list_snippets(event.snippets)
+        last = self._chunk({"content": nearest}) if nearest else b""
         extras = {"condensery": self._extras(event)}
-        last = self._chunk({}, finish=_finish_reason(event), extras=extras)
+        last += self._chunk({}, finish=_finish_reason(event), extras=extras)
         if not self._chat.usage:
             return last
         return last + self._line([], {"usage": _chat_usage(event.usage)})
@@ -427,6 +433,17 @@ class _ChatWriter:
             grounded=answer.grounded,
             snippets=answer.snippets,
         )
+
+
+def list_snippets(snippets: Sequence[Snippet]) -> str:
+    """Return what follows the sentence that no answer was found: Markdown, as chats show it."""
+    lines = (f"- **{_as_text(near.document_id)}**: {_as_text(near.text)}" for near in snippets)
+    return "\n".join(["\n\nThe nearest sentences:\n", *lines]) if snippets else ""
+
+
+def _as_text(text: str) -> str:
+    """Return a text on one line that Markdown shows as it is."""
+    return MARKDOWN_SIGNS.sub(r"\\\1", " ".join(text.split()))
 
 
 def _finish_reason(answer: Answer) -> Literal["stop", "length"]:

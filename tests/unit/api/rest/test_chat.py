@@ -4,8 +4,9 @@ import asyncio
 import json
 
 import pytest
+from markdown_it import MarkdownIt
 
-from condensery.question import Sampling
+from condensery.question import NOT_FOUND, Sampling
 
 CHAT = {
     "messages": [{"role": "user", "content": "where?"}],
@@ -93,6 +94,31 @@ async def test_an_answer_that_was_not_found_stops_and_says_so_beside(client):
         "stop",
         "not_found",
     )
+
+
+async def test_where_none_was_found_the_nearest_sentences_are_a_list_below_it(client):
+    link = "A [link](https://x.example), `code`\n| and * a <b>table</b> |"
+    documents = [{"id": "a_*b*", "text": link}, {"id": "c", "text": "# 1. No heading ~~at~~ all"}]
+    how = {"documents": documents, "min_relevance": 1.0}
+    whole = (await client.post(PATH, json={**CHAT, **how})).json()
+    content = whole["choices"][0]["message"]["content"]
+    assert content.startswith(f"{NOT_FOUND}\n\n")
+    shown = MarkdownIt("gfm-like", {"linkify": False}).parse(content)
+    kinds = [token.type for token in shown if token.nesting == 1]
+    assert kinds == [*["paragraph_open"] * 2, "bullet_list_open"] + 2 * [
+        "list_item_open",
+        "paragraph_open",
+    ]
+    *_, first, second = (token.children or [] for token in shown if token.type == "inline")
+    for inline, snippet in zip((first, second), whole["condensery"]["snippets"], strict=True):
+        assert {token.type for token in inline} == {"text", "strong_open", "strong_close"}
+        said = "".join(token.content for token in inline)
+        assert said == f"{snippet['document_id']}: {' '.join(snippet['text'].split())}"
+    assert {snippet["document_id"] for snippet in whole["condensery"]["snippets"]} == {"a_*b*", "c"}
+    chunks = await streamed(client, **how)
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(deltas) == content
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]
 
 
 async def test_log_probabilities_come_in_openais_shape(client):
