@@ -18,6 +18,7 @@ COMMANDS = [
     ["cost", "oscar"],
     *(["index", a] for a in ("create", "add", "query", "count", "delete", "drop", "list")),
     *(["models", a] for a in ("list", "show", "verify", "import")),
+    ["completion"],
 ]
 
 
@@ -40,11 +41,31 @@ def test_every_command_explains_itself(
             assert " ".join(["usage: condensery", *command]) in out
 
 
+def test_help_explains_a_command_as_its_flag_does(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["index", "drop"], ["serve"]):
+        assert run(capsys, "help", *words) == run(capsys, *words, "--help")
+
+
+def test_without_a_word_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys) == run(capsys, "--help")
+
+
+def test_a_command_of_commands_alone_is_wrong_and_lists_them(
+    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    for words in (["index"], ["index", "alias"], ["models"], ["train"]):
+        with subtests.test(" ".join(words)):
+            _, listed, _ = run(capsys, *words, "--help")
+            status, out, err = run(capsys, *words)
+            assert (status, out) == (2, "")
+            assert err.startswith(listed)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["asking"],
+        ["help", "nonsense"],
         ["ask"],
         ["ask", "a question", "--top-k", "many"],
         ["ask", "a question", "--nonsense"],
@@ -78,7 +99,8 @@ def test_wrong_usage_is_2_and_says_what_is_wrong(
     [
         (["embed"], "no texts"),
         (["embed", "--file", "no/such/file"], "no/such/file: can't be read: No such file"),
-        (["embed", "x", "--url", "nonsense"], "'nonsense' is not an http(s) address"),
+        (["embed", "x", "--url", "ftp://here"], "'ftp://here' is not an http(s) address"),
+        (["embed", "x", "--out", "no/such/x.npy"], "no/such/x.npy can't be written: No such file"),
         (["ask", "x", "--temperature", "3"], "temperature=3.0 is not 0 to 2"),
         (["compress", "x", "no/such/file"], "no/such/file: can't be read: No such file"),
         (["index", "add", "-"], "give NAME"),
@@ -110,19 +132,21 @@ def test_a_failure_is_1_and_one_line(
     assert says in line
 
 
-def test_nobody_listening_is_said_with_the_address(
+def test_where_nobody_listens_the_address_is_named_and_how_to_start_a_server(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for address in (["--url", "http://127.0.0.1:9"], ["--grpc", "127.0.0.1:9"]):
+    for address in (["--url", "127.0.0.1:9"], ["--grpc", "127.0.0.1:9"]):
         status, _, err = run(capsys, "index", "list", *address)
         assert status == 1
         assert "127.0.0.1:9: " in err
+        assert "`condensery serve`" in err
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "--version")
     assert status == 0
     assert out.startswith("condensery ")
+    assert run(capsys, "-V") == run(capsys, "version") == (0, out, "")
 
 
 def test_models_are_imported_listed_shown_and_verified(

@@ -20,6 +20,7 @@ from condensery.commands.common import (
     ask_server,
     format_table,
     open_documents,
+    read_text,
     shorten_line,
 )
 from condensery.errors import shorten
@@ -56,7 +57,7 @@ def add_ask(parsers: Parsers) -> None:
         f" document, its characters there. Status {NOT_FOUND_STATUS}: none was found; the nearest"
         " sentences are shown.",
     )
-    parser.add_argument("question")
+    parser.add_argument("question", help="- reads it from standard input")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--index", help=f"default: {DEFAULT_INDEX}")
     where.add_argument(
@@ -162,6 +163,7 @@ def run_ask(args: argparse.Namespace, client: AnyClient) -> int:
         The exit status: ``NOT_FOUND_STATUS`` where no answer was found. A comparison is made
         either way, so that is always 0.
     """
+    question = read_text(args.question)
     how: QuestionOptions = {
         "index": args.index or (None if args.context else DEFAULT_INDEX),
         "context": args.context,
@@ -179,14 +181,14 @@ def run_ask(args: argparse.Namespace, client: AnyClient) -> int:
         "seed": args.seed,
     }
     if args.compare:
-        comparison = client.compare(args.question, **how)
+        comparison = client.compare(question, **how)
         print_json(comparison) if args.json else print_comparison(comparison)
         return 0
     if args.json or not args.stream:
-        answer = client.answer(args.question, **how)
+        answer = client.answer(question, **how)
         print_json(answer) if args.json else print(answer.answer)
     else:
-        answer = print_stream(client.answer_stream(args.question, **how))
+        answer = print_stream(client.answer_stream(question, **how))
     if not args.json:
         print_place(answer)
         print()
@@ -347,7 +349,7 @@ def add_compress(parsers: Parsers) -> None:
         " of each. The server keeps the vectors for a while: `condensery ask QUESTION --context"
         " HANDLE` answers from them.",
     )
-    parser.add_argument("question")
+    parser.add_argument("question", help="- reads it from standard input")
     add_document_arguments(parser, "files", nargs="+")
     parser.add_argument("--model", help="name of a pair; the server's default else")
     parser.add_argument(
@@ -374,12 +376,13 @@ def add_compress(parsers: Parsers) -> None:
 
 def run_compress(args: argparse.Namespace, client: AnyClient) -> None:
     """Compress documents; print the outcome of each, and the handle."""
+    question = read_text(args.question)
     documents: list[Document] = []
     for file in args.files:
         with open_documents(file, args.format) as read:
             documents += [document for document, _ in read]
     result = client.compress(
-        args.question,
+        question,
         documents,
         model=args.model,
         rate=args.rate,

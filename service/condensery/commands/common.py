@@ -1,19 +1,30 @@
-"""What commands share: printing, which server they ask, documents read from files."""
+"""What commands share: printing, which server they ask, texts and documents read from files."""
 
 import argparse
+import errno
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 from condensery.client.transports import DEFAULT_URL
-from condensery.errors import CondenseryError, InputError, shorten
+from condensery.commands.terminal import paint
+from condensery.errors import (
+    AnswerServerUnavailable,
+    CondenseryError,
+    InputError,
+    Unavailable,
+    shorten,
+)
+from condensery.parsers import Parser
 from condensery.values import Document
 
 if TYPE_CHECKING:
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
 
 
 # What a command's parser is added to; argparse has no public name for it.
-Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Parsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def print_note(message: str) -> None:
@@ -38,12 +49,13 @@ def shorten_line(text: str, width: int | None = None) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as aligned columns."""
+    """Return rows as aligned columns, the first as their head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
+    head, *lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+    return "\n".join([paint(head, "bold"), *lines])
 
 
 @contextmanager
@@ -71,8 +83,8 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
     address = group.add_mutually_exclusive_group()
     address.add_argument(
         "--url",
-        default=os.environ.get("CONDENSERY_URL", DEFAULT_URL) if needed else None,
-        help="where the service answers REST"
+        default=(os.environ.get("CONDENSERY_URL") or DEFAULT_URL) if needed else None,
+        help="where the service answers REST; http:// and the port may be left out"
         + (" (default: $CONDENSERY_URL or %(default)s)" if needed else ""),
     )
     address.add_argument("--grpc", metavar="ADDRESS", help="use gRPC, at host:port, instead")
@@ -124,8 +136,31 @@ def ask_server(parser: argparse.ArgumentParser, run: Callable[..., int | None]) 
     add_server_arguments(parser)
 
 
-def connect(args: argparse.Namespace) -> AnyClient:
-    """Open a client of the server in ``args``; close it, or use ``with``."""
+REFUSED_HELP = (
+    "no server listens there: `condensery serve` starts one on this machine, and --url, --grpc or"
+    " $CONDENSERY_URL name another"
+)
+
+
+@contextmanager
+def connect(args: argparse.Namespace) -> Iterator[AnyClient]:
+    """Open a client of the server in ``args``, and close it after the block.
+
+    Raises:
+        Unavailable: By the block, where nobody listens: the message says how to start a server.
+    """
+    try:
+        with open_client(args) as client:
+            yield client
+    except Unavailable as error:
+        refused = os.strerror(errno.ECONNREFUSED) in error.message
+        if isinstance(error, AnswerServerUnavailable) or not refused:
+            raise
+        raise Unavailable(f"{error.message}; {REFUSED_HELP}") from error
+
+
+def open_client(args: argparse.Namespace) -> AnyClient:
+    """Return a client of the server in ``args``, which ``with`` closes."""
     # Each late: what asks no server, `--help` too, starts in half the time.
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE) or None
     if args.grpc:
@@ -136,7 +171,20 @@ def connect(args: argparse.Namespace) -> AnyClient:
         )
     from condensery.client.rest import Client
 
-    return Client(args.url, timeout=args.timeout, api_key=api_key, ca=args.ca)
+    url = complete_url(args.url, "https" if args.ca else "http")
+    return Client(url, timeout=args.timeout, api_key=api_key, ca=args.ca)
+
+
+def complete_url(address: str, scheme: str) -> str:
+    """Return an address with a scheme, and with our port if it had neither.
+
+    One with a scheme is whole: its port, if not written, is the scheme's.
+    """
+    if "://" in address:
+        return address
+    host, slash, path = address.partition("/")
+    port = "" if re.search(r":\d+$", host) else f":{urlsplit(DEFAULT_URL).port}"
+    return f"{scheme}://{host}{port}{slash}{path}"
 
 
 FileFormat = Literal["jsonl", "text"]
@@ -153,7 +201,16 @@ def add_document_arguments(parser: argparse.ArgumentParser, dest: str, **count: 
         " a document a paragraph; - is standard input",
         **count,
     )
-    parser.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
+    add_format_argument(parser)
+
+
+def add_format_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says how a file is to be read."""
+    parser.add_argument(
+        "--format",
+        choices=get_args(FileFormat),
+        help="of the file; default: by its suffix, of standard input by its first line",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +260,59 @@ def open_documents(
     with open_lines(path) as lines:
         first = next(lines, None)
         if first is None:
-            raise InputError(f"{path}: is empty")
+            raise InputError(f"{'standard input' if path == STDIN else path}: is empty")
         prefix = stdin_prefix if path == STDIN else Path(path).stem
         form = form or guess_format(path, first)
         yield parse_documents(itertools.chain([first], lines), form, prefix)
+
+
+def read_text(argument: str) -> str:
+    """Return a text of the command line; ``-`` stands for all of standard input.
+
+    Raises:
+        InputError: Standard input is empty, not UTF-8, or was read already.
+    """
+    if argument != STDIN:
+        return argument
+    with open_lines(STDIN) as lines:
+        text = "\n".join(line.text for line in lines).strip()
+    if not text:
+        raise InputError("standard input: is empty, or was read already")
+    return text
+
+
+def read_texts(path: str, form: FileFormat | None) -> list[str]:
+    """Return a file's texts: of JSON lines each one's, of plain text its lines.
+
+    Raises:
+        InputError: The file can't be read, or a line of JSON holds no text.
+    """
+    with open_lines(path) as lines:
+        first = next(lines, None)
+        if first is None:
+            return []
+        form = form or guess_format(path, first)
+        whole = itertools.chain([first], lines)
+        if form == "text":
+            return [line.text for line in whole]
+        return [_read_json_text(line) for line in whole if line.text.strip()]
+
+
+def _read_json_text(line: Line) -> str:
+    entry = _read_json(line)
+    if isinstance(entry, str):
+        return entry
+    if not isinstance(entry, dict):
+        raise line.fail(f"it is a string, or an object with text, not {shorten(entry)}")
+    return _read_string(line, entry, "text")
+
+
+def _read_string(line: Line, entry: dict[str, Any], name: str) -> str:
+    if name not in entry:
+        raise line.fail(f"{name}: is missing")
+    if not isinstance(value := entry[name], str):
+        raise line.fail(f"{name}: must be a string, not {shorten(value)}")
+    return value
 
 
 def parse_documents(
@@ -253,28 +359,27 @@ def _parse_json(lines: Iterable[Line]) -> Iterator[tuple[Document, int]]:
     for line in lines:
         if not line.text.strip():
             continue
-        try:
-            entry = json.loads(line.text, parse_constant=_refuse_constant)
-        except ValueError as error:
-            raise line.fail(f"not JSON: {error}") from error
-        yield _read_entry(line, entry), line.end
+        yield _read_entry(line, _read_json(line)), line.end
+
+
+def _read_json(line: Line) -> Any:
+    try:
+        return json.loads(line.text, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise line.fail(f"not JSON: {error}") from error
 
 
 def _read_entry(line: Line, entry: Any) -> Document:
     if not isinstance(entry, dict):
         raise line.fail(f"a document is an object with id and text, not {shorten(entry)}")
-    for name in ("id", "text"):
-        if name not in entry:
-            raise line.fail(f"{name}: is missing")
-        if not isinstance(entry[name], str):
-            raise line.fail(f"{name}: must be a string, not {shorten(entry[name])}")
+    id, text = (_read_string(line, entry, name) for name in ("id", "text"))
     metadata = entry.get("metadata", {})
     if not isinstance(metadata, dict):
         raise line.fail(f"metadata: must be an object, not {shorten(metadata)}")
     others = {
         name: value for name, value in entry.items() if name not in ("id", "text", "metadata")
     }
-    return Document(entry["id"], entry["text"], {**others, **metadata})
+    return Document(id, text, {**others, **metadata})
 
 
 def _parse_text(lines: Iterable[Line], prefix: str) -> Iterator[tuple[Document, int]]:

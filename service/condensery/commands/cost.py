@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from condensery.commands.common import Parsers, format_table
+from condensery.commands.common import STDIN, Parsers, format_table, read_text
 from condensery.errors import InputError
 from condensery.networks.effir_paper import BILLION, counts
 from condensery.networks.llm2comp_cost import LENGTHS, PAPER_COUNTS, MemoryCost, paper_costs
@@ -83,7 +83,12 @@ def _add_llm2comp(methods: Parsers) -> None:
     )
     which = method.add_mutually_exclusive_group(required=True)
     which.add_argument("--paper", action="store_true", help="the paper's model, Llama-2-7B")
-    which.add_argument("--config", type=Path, metavar="FILE", help="a language model's config.json")
+    which.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a language model's config.json; - is standard input",
+    )
     method.add_argument(
         "--memory-tokens",
         type=int,
@@ -134,7 +139,8 @@ def _memory_costs(file: Path | None, counts: Sequence[int]) -> list[MemoryCost]:
     try:
         if file is None:
             return list(paper_costs(counts))
-        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        text = read_text(STDIN) if str(file) == STDIN else file.read_text(encoding="utf-8")
+        config: dict[str, Any] = json.loads(text)
         return [
             MemoryCost.of({**config, "vocab_size": config["vocab_size"] + k}, MemoryShape(k))
             for k in counts

@@ -10,11 +10,14 @@ import numpy as np
 from tqdm import tqdm
 
 from condensery.commands.common import (
+    STDIN,
     AnyClient,
     Parsers,
+    add_format_argument,
     ask_server,
-    open_lines,
     print_note,
+    read_text,
+    read_texts,
 )
 from condensery.errors import InputError
 from condensery.values import Floats
@@ -29,8 +32,7 @@ def add_embed_and_rerank(parsers: Parsers) -> None:
         help="texts to vectors",
         description="Print one JSON object a text, with its vector; or write them all with --out.",
     )
-    parser.add_argument("texts", nargs="*", metavar="TEXT")
-    parser.add_argument("--file", metavar="PATH", help="one text a line; - reads standard input")
+    add_text_arguments(parser, "TEXT")
     parser.add_argument("--out", metavar="FILE.npy", help="write an array (texts, dims), float32")
     parser.add_argument("--model", help="name of an encoder; the server's default else")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
@@ -50,17 +52,32 @@ def add_embed_and_rerank(parsers: Parsers) -> None:
         help="order passages by relevance to a query",
         description="Print the passages, the most relevant first: score, number, text.",
     )
-    parser.add_argument("query")
-    parser.add_argument("passages", nargs="*", metavar="PASSAGE")
-    parser.add_argument("--file", metavar="PATH", help="one passage a line; - is standard input")
+    parser.add_argument("query", help="- reads it from standard input")
+    add_text_arguments(parser, "PASSAGE")
     parser.add_argument("--top-n", type=int, metavar="N", help="print the best N only")
     parser.add_argument("--model", help="name of a reranker or pair; the server's default else")
     ask_server(parser, run_rerank)
 
 
+def add_text_arguments(parser: argparse.ArgumentParser, metavar: str) -> None:
+    """Add the arguments that ``gather_texts`` reads."""
+    parser.add_argument(
+        "texts", nargs="*", metavar=metavar, help="- reads them from standard input"
+    )
+    parser.add_argument(
+        "--file",
+        metavar="PATH",
+        help="plain text, one a line; or JSON lines (.jsonl, .ndjson), each a string or an object"
+        " with text; - is standard input",
+    )
+    add_format_argument(parser)
+
+
 def run_embed(args: argparse.Namespace, client: AnyClient) -> None:
     """Embed, batch by batch, and print or write."""
-    texts = read_texts(args.texts, args.file)
+    if args.out:
+        check_writable(args.out)
+    texts = gather_texts(args)
     parts: list[Floats] = []
     hidden = None if len(texts) > BATCH_TEXTS else True
     with tqdm(total=len(texts), unit=" texts", disable=hidden) as bar:
@@ -79,27 +96,63 @@ def run_embed(args: argparse.Namespace, client: AnyClient) -> None:
             for text, vector in zip(batch, vectors, strict=True):
                 print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))
     if args.out:
-        array = np.concatenate(parts)
-        with Path(args.out).open("wb") as file:  # np.save would add a suffix to a bare name
+        write_array(args.out, np.concatenate(parts))
+
+
+def write_array(out: str, array: Floats) -> None:
+    """Write vectors, and print how many.
+
+    Raises:
+        InputError: The file can't be written.
+    """
+    try:
+        with Path(out).open("wb") as file:  # np.save would add a suffix to a bare name
             np.save(file, array, allow_pickle=False)
-        print_note(
-            f"wrote {args.out}: {array.shape[0]} vectors of {array.shape[1]} dimensions, float32"
-        )
+    except OSError as error:
+        raise refuse_out(out, error) from error
+    print_note(f"wrote {out}: {array.shape[0]} vectors of {array.shape[1]} dimensions, float32")
+
+
+def check_writable(out: str) -> None:
+    """Refuse a file that can't be written, before the work is done; what it holds stays.
+
+    Raises:
+        InputError: It can't be written.
+    """
+    path = Path(out)
+    try:
+        new = not path.exists()
+        if not path.is_fifo():  # whoever reads a pipe would take this for the end
+            path.open("ab").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise refuse_out(out, error) from error
+
+
+def refuse_out(out: str, error: OSError) -> InputError:
+    """Return the error that names the file and says why it can't be written."""
+    return InputError(f"--out: {out} can't be written: {error.strerror or error}", field="out")
 
 
 def run_rerank(args: argparse.Namespace, client: AnyClient) -> None:
     """Rerank, and print."""
-    passages = read_texts(args.passages, args.file)
-    for ranked in client.rerank(args.query, passages, model=args.model, top_n=args.top_n):
+    query, passages = read_text(args.query), gather_texts(args)
+    for ranked in client.rerank(query, passages, model=args.model, top_n=args.top_n):
         print(f"{ranked.score:.4f}\t{ranked.index}\t{' '.join(ranked.text.split())}")
 
 
-def read_texts(arguments: list[str], file: str | None) -> list[str]:
-    """Return the texts of the command line, then the lines of the file."""
-    texts = list(arguments)
-    if file is not None:
-        with open_lines(file) as lines:
-            texts += [line.text for line in lines]
+def gather_texts(args: argparse.Namespace) -> list[str]:
+    """Return the texts of the command line, then those of the file.
+
+    Raises:
+        InputError: There are none, or a file can't be read.
+    """
+    texts: list[str] = []
+    for argument in args.texts:
+        texts += read_texts(STDIN, args.format) if argument == STDIN else [argument]
+    if args.file is not None:
+        texts += read_texts(args.file, args.format)
     if not texts:
         raise InputError("no texts: give some, or --file PATH (- is standard input)")
     return texts

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -21,8 +22,10 @@ from condensery.commands.common import (
     format_table,
     open_documents,
     print_note,
+    read_text,
     shorten_line,
 )
+from condensery.commands.terminal import confirm, paint
 from condensery.errors import CondenseryError, InputError, shorten
 from condensery.values import AliasAction, Document, IndexInfo, Rebuild, StoredDocument
 
@@ -69,8 +72,11 @@ def add_index(parsers: Parsers) -> None:
         add_option_argument(create)
         create.add_argument("--metric", choices=("ip", "l2"), default="ip")
     add_document_actions(actions)
-    with add_action(actions, "drop", run_drop, "delete an index and all it holds") as drop:
+    description = "Delete an index and all it holds. On a terminal it asks first; a script does it."
+    help = "delete an index and all it holds"
+    with add_action(actions, "drop", run_drop, help, description) as drop:
         drop.add_argument("name", metavar="NAME")
+        drop.add_argument("-y", "--yes", action="store_true", help="do not ask")
     with add_action(actions, "list", run_list, "list the indexes"):
         pass
     add_alias_actions(actions)
@@ -95,7 +101,7 @@ def add_document_actions(actions: Parsers) -> None:
         add.add_argument("--again", action="store_true", help=again_help)
     with add_action(actions, "query", run_query, "find the passages nearest to a text") as query:
         query.add_argument("name", metavar="NAME")
-        query.add_argument("text", metavar="TEXT")
+        query.add_argument("text", metavar="TEXT", help="- reads it from standard input")
         query.add_argument(
             "--top-k", type=int, default=10, metavar="N", help="default: %(default)s"
         )
@@ -188,14 +194,13 @@ def find_missing(client: AnyClient, name: str, batch: list[Document]) -> list[Do
 
 def run_query(args: argparse.Namespace, client: AnyClient) -> None:
     """Print the nearest passages."""
-    hits = client.query(
-        args.name, args.text, top_k=args.top_k, search=args.search, filter=args.filter
-    )
+    text = read_text(args.text)
+    hits = client.query(args.name, text, top_k=args.top_k, search=args.search, filter=args.filter)
     for hit in hits:
         if args.json:
             print_entry(**asdict(hit))
         else:
-            print(f"{hit.score:.3f}  {hit.id}  {shorten_line(hit.text)}")
+            print(f"{paint(f'{hit.score:.3f}  {hit.id}', 'dim')}  {shorten_line(hit.text)}")
 
 
 def run_count(args: argparse.Namespace, client: AnyClient) -> None:
@@ -262,10 +267,16 @@ def run_delete(args: argparse.Namespace, client: AnyClient) -> None:
     print(f"{deleted}{of} documents deleted")
 
 
-def run_drop(args: argparse.Namespace, client: AnyClient) -> None:
-    """Delete an index."""
+def run_drop(args: argparse.Namespace, client: AnyClient) -> int:
+    """Delete an index; on a terminal it asks first, and the status is 1 if the answer is no."""
+    if not args.yes and sys.stdin.isatty():
+        documents, _ = client.count(args.name)
+        if not confirm(f"Delete the index {args.name} and its {documents:,} documents?"):
+            print_note(f"{args.name}: not dropped")
+            return 1
     client.drop_index(args.name)
     print(f"{args.name}: dropped")
+    return 0
 
 
 def run_list(args: argparse.Namespace, client: AnyClient) -> None:

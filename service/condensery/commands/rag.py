@@ -41,6 +41,7 @@ from condensery.methods.rag.questions import (
 from condensery.methods.rag.report import draw_plot, write_page
 from condensery.methods.ranking.parts import held
 from condensery.methods.trainer.reports import command_line
+from condensery.parsers import Parser
 from condensery.question import Answer
 from condensery.values import Metadata, ModelInfo
 
@@ -224,7 +225,7 @@ def ask_all(
                 bar.update()
                 gone = gone + 1 if error is not None else 0
                 if error is not None and gone >= min(GONE, len(tasks)):
-                    raise Unavailable(
+                    raise type(error)(  # its own kind says whose server is down
                         f"{error.message}; so it was for {gone} questions in a row. What was"
                         " answered is kept: the same command goes on"
                     )
@@ -278,7 +279,7 @@ def threshold(server: Mapping[str, Any], args: argparse.Namespace) -> float:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the command's parser."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="condensery eval rag",
         description="Ask a running service questions about an index, and judge its answers: right,"
         " wrong but answered, not found but answerable, cited rightly, in how many milliseconds.",

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from condensery.commands.common import Parsers, format_table, print_note, require_extra
 from condensery.errors import InputError, shorten
+from condensery.parsers import Parser
 
 
 def add_serve(parsers: Parsers) -> None:
@@ -26,7 +27,7 @@ def run_serve(args: argparse.Namespace) -> NoReturn:
     from condensery.commands.flags import FLAGS_EXPLANATION, FLAGS_USAGE, add_flags, read_flags
     from condensery.settings import read_settings
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="condensery serve",
         usage=FLAGS_USAGE,
         description=f"Serve models over REST and gRPC. {FLAGS_EXPLANATION}",
@@ -64,7 +65,7 @@ def run_settings(args: argparse.Namespace) -> int:
     )
     from condensery.settings import is_secret, trace_settings
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="condensery settings",
         usage=FLAGS_USAGE,
         description="Print each setting, its value and where it comes from, as `condensery serve` "

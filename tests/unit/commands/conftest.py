@@ -34,6 +34,25 @@ class Client:
         self.asked.append(("compare", args, how))
         return self.reply
 
+    def embed(self, *args: Any, **how: Any) -> Any:
+        self.asked.append(("embed", args, how))
+        return self.reply
+
+    def rerank(self, *args: Any, **how: Any) -> Any:
+        self.asked.append(("rerank", args, how))
+        return self.reply
+
+    def query(self, *args: Any, **how: Any) -> Any:
+        self.asked.append(("query", args, how))
+        return self.reply
+
+    def count(self, *args: Any, **how: Any) -> Any:
+        self.asked.append(("count", args, how))
+        return (300, 300)
+
+    def drop_index(self, *args: Any, **how: Any) -> None:
+        self.asked.append(("drop_index", args, how))
+
     def compress(self, *args: Any, **how: Any) -> Any:
         self.asked.append(("compress", args, how))
         return self.reply
@@ -42,5 +61,5 @@ class Client:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     client = Client()
-    monkeypatch.setattr(common, "connect", lambda args: client)
+    monkeypatch.setattr(common, "open_client", lambda args: client)
     return client

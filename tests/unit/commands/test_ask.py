@@ -1,6 +1,8 @@
 """What ``condensery ask`` asks, and how it prints what comes."""
 
+import io
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -201,3 +203,12 @@ def test_passages_that_were_not_read_as_vectors_are_counted() -> None:
 def test_what_compression_cost_more_than_it_saved_is_said_as_such() -> None:
     block = replace(BLOCK, flops_used=48_500_000_000)
     assert describe_flops(block) == "GFLOPs, analytic: 45.50 more than plain's 3.00"
+
+
+def test_a_dash_is_the_question_on_standard_input(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Which lake?\n")))
+    client.reply = ANSWER
+    assert main(["ask", "-", "--json"]) == 0
+    assert [args for _, args, _ in client.asked] == [("Which lake?",)]

@@ -10,7 +10,7 @@ import pytest
 
 from condensery.cli import main
 from condensery.commands import common, rag
-from condensery.errors import IndexNotFound, InputError, Unavailable
+from condensery.errors import AnswerServerUnavailable, IndexNotFound, InputError, Unavailable
 from condensery.question import Answer, Citation, Compression, FinishReason, Timings, Usage
 from condensery.values import ModelInfo, PairTraits
 
@@ -74,7 +74,7 @@ class Service:
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     service = Service()
-    monkeypatch.setattr(common, "connect", lambda args: service)
+    monkeypatch.setattr(common, "open_client", lambda args: service)
     return service
 
 
@@ -241,6 +241,17 @@ def test_a_server_that_dies_stops_the_run_and_what_was_answered_stays(
     assert first["judged"]["right"] == 1
     service.failing.clear()
     assert run() == 0
+
+
+def test_an_answer_server_that_is_down_is_not_taken_for_ours(
+    service: Service, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rag, "GONE", 1)
+    for kind, helps in ((AnswerServerUnavailable, False), (Unavailable, True)):
+        for text in ("Which sea?", "Which moon?", "Which river?"):
+            service.failing[text] = kind("the model's server: Connection refused")
+        assert run() == 1
+        assert ("`condensery serve`" in capsys.readouterr().err) is helps
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from condensery.methods.trainer.arguments import add_machine
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, Wrong, read_questions
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.dtypes import dtype_name
+from condensery.parsers import Parser
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 
 log = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ def check(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery distil oscar``."""
-    parser = argparse.ArgumentParser(prog="condensery distil oscar", description=__doc__)
+    parser = Parser(prog="condensery distil oscar", description=__doc__)
     add_arguments(parser)
     args = parser.parse_args(sys.argv[1:] if argv is None else argv)
     check(args)

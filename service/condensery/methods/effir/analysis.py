@@ -1,6 +1,5 @@
 """``condensery effir analyse``: the importance of every attention, MLP and layer of a model."""
 
-import argparse
 import json
 import logging
 import sys
@@ -23,6 +22,7 @@ from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.backbone import load_transformer
 from condensery.networks.sublayers import family_of
 from condensery.networks.weight_files import ModelFolder
+from condensery.parsers import Parser
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def as_table(importance: Importance) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``condensery effir analyse``."""
-    parser = argparse.ArgumentParser(prog="condensery effir analyse", description=__doc__)
+    parser = Parser(prog="condensery effir analyse", description=__doc__)
     add = parser.add_argument
     add("model", type=Path, help="a model's directory, in transformers' layout")
     add("--text", type=Path, nargs="+", required=True, help="calibration text, or rows with text")

@@ -16,6 +16,7 @@ from condensery.methods.effir.slimming import Width
 from condensery.methods.retriever.publishing import Storing, add_storing
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
+from condensery.parsers import Parser
 from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the command's flags."""
-    parser = argparse.ArgumentParser(prog="condensery effir build", description=__doc__)
+    parser = Parser(prog="condensery effir build", description=__doc__)
     add = parser.add_argument
     add("--model", required=True, help="the parent's name in the stores")
     add("--store", type=Path, required=True, help="your own store; it receives the model")

@@ -47,6 +47,7 @@ from condensery.methods.oscar.evaluating.parts import machine
 from condensery.methods.ranking.parts import held, publish_report, report_with
 from condensery.methods.trainer.arguments import open_model
 from condensery.methods.trainer.reports import command_line
+from condensery.parsers import Parser
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, shipped_store
@@ -67,7 +68,7 @@ log = logging.getLogger(__name__)
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the command's flags."""
-    parser = argparse.ArgumentParser(prog="condensery eval embeddings", description=__doc__)
+    parser = Parser(prog="condensery eval embeddings", description=__doc__)
     models = parser.add_argument_group("encoders; the others are compared with the first")
     add = models.add_argument
     add("--model", action="append", default=[], metavar="NAME", help="a stored one; again for more")

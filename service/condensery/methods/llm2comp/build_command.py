@@ -36,6 +36,7 @@ from condensery.methods.trainer.arguments import (
     read_fields,
 )
 from condensery.methods.trainer.texts import read_texts
+from condensery.parsers import Parser
 from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ SHARED = {"seed": 42, "recompute": False}  # one flag for all stages
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the command's flags."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = Parser(prog=COMMAND, description=__doc__)
     add = parser.add_argument
     add("model", help="the language model's name in the stores")
     add("--store", type=Path, required=True, help="your own store; it receives the model")

@@ -32,6 +32,7 @@ from condensery.methods.trainer.arguments import (
     read_fields,
 )
 from condensery.methods.trainer.texts import read_texts
+from condensery.parsers import Parser
 
 log = logging.getLogger(__name__)
 COMMAND = "condensery train llm2comp"
@@ -40,7 +41,7 @@ CONFIG = "config.json"
 
 def make_parser(stage: Stage) -> argparse.ArgumentParser:
     """Return the flags of a stage."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = Parser(prog=COMMAND, description=__doc__)
     add = parser.add_argument
     add("model", help="the language model: its name in the stores, or a directory")
     add("--stage", choices=STAGES, required=True, help="the flags below are this stage's")

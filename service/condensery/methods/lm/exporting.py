@@ -1,6 +1,5 @@
 """A stored language model as transformers reads it: for training, and for other tools."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from condensery.errors import InputError
 from condensery.methods.lm.model import TABLE, open_lm_tokenizer, read_table, save_model
 from condensery.methods.trainer.publishing import CARD_FIGURES, write_json
+from condensery.parsers import Parser
 from condensery.store.manifest import CARD, StoredModel
 from condensery.store.store import ModelStore, shipped_store
 from condensery.store.weights import load_state
@@ -74,7 +74,7 @@ def export(store: ModelStore, name: str, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery export lm``."""
-    parser = argparse.ArgumentParser(prog="condensery export lm", description=__doc__)
+    parser = Parser(prog="condensery export lm", description=__doc__)
     parser.add_argument("--model", required=True, help="its name in the stores")
     parser.add_argument("--store", type=Path, required=True, help="root that holds its base too")
     parser.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")

@@ -1,6 +1,5 @@
 """A trained language model into the model store."""
 
-import argparse
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from condensery.methods.lm.text import read_documents, tokenise
 from condensery.methods.trainer.publishing import CARD_FIGURES, MODEL, publication
 from condensery.methods.trainer.reports import without_folders
 from condensery.networks.weight_files import dequantise, quantise
+from condensery.parsers import Parser
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
@@ -101,7 +101,7 @@ def _check_shared(table: Tensor, words: Tensor) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery publish lm``."""
-    parser = argparse.ArgumentParser(prog="condensery publish lm", description=main.__doc__)
+    parser = Parser(prog="condensery publish lm", description=main.__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the training run's folder")
     parser.add_argument("--name", required=True, help="what the model is called")
     parser.add_argument("--store", type=Path, required=True, help="root to publish into")

@@ -1,6 +1,5 @@
 """Train a small Llama-architecture causal language model from plain text."""
 
-import argparse
 import hashlib
 import logging
 import shlex
@@ -34,6 +33,7 @@ from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.publishing import MODEL, model_folder, recipe_identity
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
+from condensery.parsers import Parser
 from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ def find_tokenizer(name: str, store: Path | None) -> Path:
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train lm``."""
-    parser = argparse.ArgumentParser(prog="condensery train lm", description=__doc__)
+    parser = Parser(prog="condensery train lm", description=__doc__)
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="text, JSONL, datasets")
     parser.add_argument("--held-out-text", type=Path, nargs="+", default=(), help="to measure on")
     parser.add_argument(

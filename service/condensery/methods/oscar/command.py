@@ -16,6 +16,7 @@ from condensery.methods.oscar.starting import language_model_shape
 from condensery.methods.oscar.training import VALIDATED, train
 from condensery.methods.trainer.arguments import add_flags, add_machine, given_flags, open_setup
 from condensery.networks.oscar_shape import OscarShape
+from condensery.parsers import Parser
 
 log = logging.getLogger(__name__)
 SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy", "fewer")]
@@ -28,7 +29,7 @@ BUILDING_FLAGS = (
 
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command line; recipe, mix and shape are None where not given."""
-    parser = argparse.ArgumentParser(prog="condensery train oscar", description=__doc__)
+    parser = Parser(prog="condensery train oscar", description=__doc__)
     add = parser.add_argument
     add("--base", type=Path, help="encoder directory (BERT)")
     add("--data", type=Path, help="folder of the data sets")

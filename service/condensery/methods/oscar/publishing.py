@@ -21,6 +21,7 @@ from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.methods.trainer.publishing import publication
 from condensery.methods.trainer.reports import without_folders
 from condensery.networks.oscar_shape import OscarShape
+from condensery.parsers import Parser
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import CARD, REPORT, Manifest, Provenance, StoredModel, plot_name
 from condensery.store.reports import StoredReport
@@ -274,7 +275,7 @@ def command(recipe: dict[str, Any]) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the command's flags."""
-    parser = argparse.ArgumentParser(prog="condensery publish oscar", description=__doc__)
+    parser = Parser(prog="condensery publish oscar", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, help="the training run's folder")
     source.add_argument(

@@ -28,6 +28,7 @@ from condensery.methods.ranking.retrieval import MODES
 from condensery.methods.ranking.sets import read_corpus
 from condensery.methods.trainer.publishing import versions
 from condensery.methods.trainer.reports import command_line
+from condensery.parsers import Parser
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel
@@ -88,7 +89,7 @@ def table(report: dict[str, Any]) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of ``condensery eval oscar``."""
-    parser = argparse.ArgumentParser(prog="condensery eval oscar", description=__doc__)
+    parser = Parser(prog="condensery eval oscar", description=__doc__)
     add = parser.add_argument
     add("--model", default="oscar-mini", help="a pair's name in the store")
     add("--store", type=Path, required=True, help="root that holds its base too")

@@ -1,6 +1,5 @@
 """Measure what vectors lose in fewer bytes: recall@10 and nDCG@10 of each encoding."""
 
-import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from condensery.methods.ranking.retrieval import embed, running, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.trainer.arguments import open_model
 from condensery.methods.trainer.reports import bootstrap, command_line
+from condensery.parsers import Parser
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import StoredModel
@@ -218,7 +218,7 @@ def _unit(vectors: Floats) -> Floats:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery eval encodings``."""
-    parser = argparse.ArgumentParser(prog="condensery eval encodings", description=__doc__)
+    parser = Parser(prog="condensery eval encodings", description=__doc__)
     parser.add_argument("--model", required=True, help="a stored encoder's name")
     parser.add_argument("--store", type=Path, required=True, help="root of the stored models")
     add_sets(parser, seed=SEED)

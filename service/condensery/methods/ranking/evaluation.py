@@ -30,6 +30,7 @@ from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.arguments import open_model
 from condensery.methods.trainer.reports import bootstrap, command_line
 from condensery.networks.dtypes import dtype_name
+from condensery.parsers import Parser
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel
@@ -270,7 +271,7 @@ def open_rankers(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery eval rerank``."""
-    parser = argparse.ArgumentParser(prog="condensery eval rerank", description=__doc__)
+    parser = Parser(prog="condensery eval rerank", description=__doc__)
     add_sets(parser, seed=SEED)
     parser.add_argument("--store", type=Path, required=True, help="root of the stored models")
     parser.add_argument("--encoder", help="a stored encoder's name")

@@ -1,6 +1,5 @@
 """Measure an extractive reader on a pair's questions, with the very same passages."""
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from condensery.methods.reader.span_reader import SpanReader, find_reader
 from condensery.methods.trainer.arguments import add_machine, begin
 from condensery.methods.trainer.reports import bootstrap, command_line
 from condensery.networks.dtypes import dtype_name
+from condensery.parsers import Parser
 from condensery.question import exact_match, f1_score
 from condensery.runtime.device import choose_dtype
 
@@ -112,7 +112,7 @@ def _figures(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery eval extractive-reader``."""
-    parser = argparse.ArgumentParser(prog="condensery eval extractive-reader", description=__doc__)
+    parser = Parser(prog="condensery eval extractive-reader", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the training run, or its model")
     parser.add_argument("--questions", type=Path, required=True, help="as for eval oscar")
     parser.add_argument("--count", type=int, default=500, help="questions sampled (500)")

@@ -1,6 +1,5 @@
 """Train an extractive reader, what a pair is measured against: an encoder with a span head."""
 
-import argparse
 import json
 import logging
 import random
@@ -33,6 +32,7 @@ from condensery.methods.trainer.texts import open_tokenizer
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_packing import Specials
+from condensery.parsers import Parser
 from condensery.question import exact_match, f1_score
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ def train(
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train extractive-reader``."""
-    parser = argparse.ArgumentParser(prog="condensery train extractive-reader", description=__doc__)
+    parser = Parser(prog="condensery train extractive-reader", description=__doc__)
     parser.add_argument("--base", type=Path, required=True, help="encoder directory (BERT)")
     parser.add_argument("--questions", type=Path, nargs="+", required=True, help="to train on")
     parser.add_argument("--shares", type=float, nargs="+", help="of each of them, in the draws")

@@ -1,6 +1,5 @@
 """Train a cross-encoder from a BERT: queries with passages that answer them and some that don't."""
 
-import argparse
 import json
 import logging
 import shlex
@@ -32,6 +31,7 @@ from condensery.methods.trainer.questions import Wrong
 from condensery.methods.trainer.reports import paired_bootstrap
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
+from condensery.parsers import Parser
 from condensery.store.layouts import read_licence
 
 log = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ def _mean(ranks: Sequence[float]) -> Mapping[str, float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train cross-encoder``."""
-    parser = argparse.ArgumentParser(prog="condensery train cross-encoder", description=__doc__)
+    parser = Parser(prog="condensery train cross-encoder", description=__doc__)
     parser.add_argument(
         "--base", type=Path, required=True, help="a BERT's directory, e.g. MiniLM's"
     )

@@ -1,6 +1,5 @@
 """Make rows to tune a retriever on: hard negatives by our own index, scores by a cross-encoder."""
 
-import argparse
 import logging
 import shutil
 import sys
@@ -24,6 +23,7 @@ from condensery.methods.rerank.sets import RankingSets, leave_out
 from condensery.methods.rerank.sources import Sources, read_pool
 from condensery.methods.trainer.arguments import add_machine, begin
 from condensery.methods.trainer.questions import Wrong
+from condensery.parsers import Parser
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def _append(journal: Journal, missing: Iterator[Line], total: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery distil retriever``."""
-    parser = argparse.ArgumentParser(prog="condensery distil retriever", description=__doc__)
+    parser = Parser(prog="condensery distil retriever", description=__doc__)
     add = parser.add_argument
     add("--questions", type=Path, nargs="+", default=(), help="questions with passages: JSONL")
     add("--retrieval-set", nargs="+", default=(), metavar="DIR:SPLIT", help="judged corpora")

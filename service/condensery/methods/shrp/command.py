@@ -18,6 +18,7 @@ from condensery.methods.shrp.classification import Example, label_names, read_ex
 from condensery.methods.shrp.recipe import BuildInputs, BuildPlan, Order, ShrpRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.methods.trainer.texts import read_texts
+from condensery.parsers import Parser
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, shipped_store
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the command's flags."""
-    parser = argparse.ArgumentParser(prog="condensery shrp build", description=__doc__)
+    parser = Parser(prog="condensery shrp build", description=__doc__)
     add = parser.add_argument
     add("model", help="the parent's name in the stores: encoder, classifier or reranker")
     add("--store", type=Path, required=True, help="your own store; it receives the model")

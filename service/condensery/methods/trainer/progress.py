@@ -1,6 +1,5 @@
 """How a run is followed: ``log.jsonl``, a line a row for whoever watches, and ``log.png``."""
 
-import argparse
 import json
 import logging
 import math
@@ -14,6 +13,7 @@ from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.trainer.checkpoints import TrainingStopped
 from condensery.methods.trainer.reports import DPI, new_figure, save_figure
+from condensery.parsers import Parser
 
 log = logging.getLogger(__name__)
 NAME = "log.jsonl"
@@ -188,7 +188,7 @@ def plot(out: Path, to: Path | None = None, *, dpi: int = DPI) -> Path:
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train plot``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="condensery train plot",
         description="A run's log as pictures: what was lowered, how fast, what validation found.",
     )

@@ -1,6 +1,5 @@
 """A trained pair of causal language models into the model store, adapters merged."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -21,6 +20,7 @@ from condensery.methods.trainer.publishing import publication
 from condensery.methods.trainer.reports import without_folders
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
+from condensery.parsers import Parser
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.published_pairs import PublishedPair, Written, write_pair
 from condensery.store.store import ModelStore, check_name
@@ -242,7 +242,7 @@ def card(
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery publish oscar-causal``."""
-    parser = argparse.ArgumentParser(prog="condensery publish oscar-causal", description=__doc__)
+    parser = Parser(prog="condensery publish oscar-causal", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the training run's folder")
     parser.add_argument("--name", required=True, help="what the pair is called")
     parser.add_argument("--store", type=Path, required=True, help="root to publish into")

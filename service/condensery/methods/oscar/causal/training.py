@@ -34,6 +34,7 @@ from condensery.methods.trainer.publishing import versions
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_causal import CausalPair
+from condensery.parsers import Parser
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ def _open_bases(built: PairSources | None, earlier: Run | None, begin: Path | No
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train oscar-causal``."""
-    parser = argparse.ArgumentParser(prog="condensery train oscar-causal", description=__doc__)
+    parser = Parser(prog="condensery train oscar-causal", description=__doc__)
     parser.add_argument("--data", type=Path, nargs="+", help="questions with passages and labels")
     parser.add_argument("--text", type=Path, nargs="+", help="plain text, for --stage pretrain")
     parser.add_argument("--held-out", type=Path, nargs="+", default=(), help="to measure on")
