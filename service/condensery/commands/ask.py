@@ -6,7 +6,6 @@ A question is answered from an index, or from documents that were compressed for
 import argparse
 import dataclasses
 import json
-import os
 import re
 import sys
 import time
@@ -23,6 +22,7 @@ from condensery.commands.common import (
     read_text,
     shorten_line,
 )
+from condensery.commands.terminal import paint, shows_colours
 from condensery.errors import shorten
 from condensery.question import (
     Answer,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 DEFAULT_INDEX = "samples"
 NOT_FOUND_STATUS = 3  # so that a script can tell "not found" from an answer, and from a failure
-BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def add_ask(parsers: Parsers) -> None:
@@ -255,8 +254,7 @@ def describe_snippet(snippet: Snippet) -> str:
 
 def mark(text: str) -> str:
     """Return a text as it stands out: in bold on a terminal, else as Markdown has it."""
-    bold = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    return f"{BOLD}{text}{PLAIN}" if bold else f"**{text}**"
+    return paint(text, "bold") if shows_colours(sys.stdout) else f"**{text}**"
 
 
 def print_comparison(comparison: Comparison) -> None:

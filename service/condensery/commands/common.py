@@ -41,6 +41,11 @@ def print_note(message: str) -> None:
     print(message, file=sys.stderr)
 
 
+def print_entry(**entry: Any) -> None:
+    """Print an object on one line."""
+    print(json.dumps(entry, ensure_ascii=False))
+
+
 def shorten_line(text: str, width: int | None = None) -> str:
     """Return ``text`` on one line, cut to fit the terminal."""
     width = width or max(40, shutil.get_terminal_size().columns - 30)

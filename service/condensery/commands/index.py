@@ -1,7 +1,6 @@
 """``condensery index``: make, fill, search, empty and maintain indexes."""
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from condensery.commands.ask import add_filter_argument, add_search_arguments
+from condensery.commands.ask import add_filter_argument
 from condensery.commands.common import (
     STDIN,
     AnyClient,
@@ -21,11 +20,11 @@ from condensery.commands.common import (
     add_document_arguments,
     format_table,
     open_documents,
+    print_entry,
     print_note,
-    read_text,
-    shorten_line,
 )
-from condensery.commands.terminal import confirm, paint
+from condensery.commands.searching import add_query
+from condensery.commands.terminal import confirm
 from condensery.errors import CondenseryError, InputError, shorten
 from condensery.values import AliasAction, Document, IndexInfo, Rebuild, StoredDocument
 
@@ -99,14 +98,7 @@ def add_document_actions(actions: Parsers) -> None:
         add_document_arguments(add, "file")
         again_help = "write also what is there already, as it is"
         add.add_argument("--again", action="store_true", help=again_help)
-    with add_action(actions, "query", run_query, "find the passages nearest to a text") as query:
-        query.add_argument("name", metavar="NAME")
-        query.add_argument("text", metavar="TEXT", help="- reads it from standard input")
-        query.add_argument(
-            "--top-k", type=int, default=10, metavar="N", help="default: %(default)s"
-        )
-        add_search_arguments(query)
-        query.add_argument("--json", action="store_true", help="print one JSON object a passage")
+    add_query(actions)
     with add_action(actions, "count", run_count, "count documents and passages") as count:
         count.add_argument("name", metavar="NAME")
         add_filter_argument(count)
@@ -192,17 +184,6 @@ def find_missing(client: AnyClient, name: str, batch: list[Document]) -> list[Do
     return [document for document in batch if stored.get(document.id) != document]
 
 
-def run_query(args: argparse.Namespace, client: AnyClient) -> None:
-    """Print the nearest passages."""
-    text = read_text(args.text)
-    hits = client.query(args.name, text, top_k=args.top_k, search=args.search, filter=args.filter)
-    for hit in hits:
-        if args.json:
-            print_entry(**asdict(hit))
-        else:
-            print(f"{paint(f'{hit.score:.3f}  {hit.id}', 'dim')}  {shorten_line(hit.text)}")
-
-
 def run_count(args: argparse.Namespace, client: AnyClient) -> None:
     """Count an index's documents and passages, or those that a filter chooses."""
     documents, passages = client.count(args.name, filter=args.filter)
@@ -253,11 +234,6 @@ def print_document(document: StoredDocument) -> None:
             for p in document.passages
         ]
     print_entry(**entry)
-
-
-def print_entry(**entry: Any) -> None:
-    """Print an object on one line."""
-    print(json.dumps(entry, ensure_ascii=False))
 
 
 def run_delete(args: argparse.Namespace, client: AnyClient) -> None:

@@ -125,9 +125,12 @@ def test_the_sentence_that_the_answer_stands_in_is_shown_with_the_answer_marked(
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     assert "through \x1b[1mLake Constance\x1b[0m, too." in lines_of(capsys, "--no-stream")[2]
-    monkeypatch.setenv("TERM", "dumb")
-    assert "**Lake Constance**" in lines_of(capsys, "--no-stream")[2]
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert "**Lake Constance**" in lines_of(capsys, "--no-stream")[2]
 
 
 def test_that_the_words_stand_nowhere_is_said(
