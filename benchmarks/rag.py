@@ -35,7 +35,9 @@ SHOWN = (
     "not_found_but_answerable",
     "right_and_verbatim",
     "verbatim_of_right",
+    "grounded",
     "citation_first",
+    "citation_by_offsets",
     "unanswerable_but_answered",
 )
 SECONDS = 120  # for a server to be ready

@@ -36,6 +36,7 @@ from condensery.methods.rag.questions import (
     JudgedQuestion,
     Reply,
     Setting,
+    is_right,
     read_judged_questions,
 )
 from condensery.methods.rag.report import draw_plot, write_page
@@ -125,8 +126,22 @@ def read_reply(blank: Reply, answer: Answer) -> Reply:
         relevance=max(scored, default=None),
         cited=tuple(dict.fromkeys(citation.document_id for citation in answer.citations)),
         verbatim=bool(text) and any(text in citation.text for citation in answer.citations),
+        grounded=answer.grounded,
+        holding=tuple(dict.fromkeys(holding_documents(answer))),
         server_ms=round(answer.timings.total_ms, 2),
     )
+
+
+def holding_documents(answer: Answer) -> Iterator[str]:
+    """Yield the documents of the passages in which an answer's words stand where it says."""
+    for citation in answer.citations:
+        if citation.answer_start is not None and citation.answer_end is not None:
+            start, end = (
+                at - citation.start for at in (citation.answer_start, citation.answer_end)
+            )
+            words = citation.text[start:end] if 0 <= start < end else ""
+            if words and (words in answer.answer or is_right(answer.answer, [words])):
+                yield citation.document_id
 
 
 class Replies:
@@ -149,7 +164,7 @@ class Replies:
             differing = [f"{n}: {stored.get(n)!r}, not {about.get(n)!r}" for n in sorted(named)]
             lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
             rows = [json.loads(line)["reply"] for line in lines]
-            found = [Reply(**{**row, "cited": tuple(row["cited"])}) for row in rows]
+            found = [read_row(row) for row in rows]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"out: {folder} is damaged ({error!r}); give another") from error
         if differing:
@@ -183,9 +198,17 @@ class Replies:
         write_atomically(self._path, "".join(map(write_row, judged)))
 
 
+def read_row(row: Mapping[str, Any]) -> Reply:
+    """Return the reply of a row, as ``write_row`` wrote it; older rows lack the newest fields."""
+    lists = {name: tuple(row[name]) for name in ("cited", "holding") if name in row}
+    return Reply(**{**row, **lists})
+
+
 def write_row(judged: Judged) -> str:
     """Return a reply's line: the question as it stands in its file, the reply, how it is judged."""
-    verdict = {name: getattr(judged, name) for name in ("right", "em", "f1", "first", "among")}
+    verdict = {
+        name: getattr(judged, name) for name in ("right", "em", "f1", "first", "among", "held")
+    }
     row = {"question": dict(judged.question.row), "reply": asdict(judged.reply), "judged": verdict}
     return json.dumps(row, ensure_ascii=False) + "\n"
 

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,9 +67,15 @@ class Service:
         text, document, relevance, passage = TEXTS[question]
         least = self.min_relevance if how["min_relevance"] is None else how["min_relevance"]
         finish: FinishReason = "stop" if relevance >= least else "not_found"
-        cited = Citation(0, f"{document}#0", document, passage, 0, len(passage), relevance)
+        start, end = 100, 100 + len(passage)
+        cited = Citation(0, f"{document}#0", document, passage, start, end, relevance)
+        at = passage.find(text)
+        if finish == "stop" and at >= 0:
+            cited = replace(cited, answer_start=start + at, answer_end=start + at + len(text))
+        grounded = at >= 0 if finish == "stop" else None
         return Answer("ans", text if finish == "stop" else "Not there.", "mini", finish, (cited,),
-                      BLOCK, Usage(10, 4, 3), Timings(1, 2, 3, 4, 5))  # fmt: skip
+                      BLOCK, Usage(10, 4, 3), Timings(1, 2, 3, 4, 5),
+                      grounded=grounded)  # fmt: skip
 
 
 @pytest.fixture
@@ -108,7 +115,10 @@ def test_every_question_is_asked_and_judged(service: Service, run: Run, tmp_path
     replies = [row["reply"] for row in rows]
     assert [reply["answered"] for reply in replies] == [True, True, False, True]
     assert [reply["verbatim"] for reply in replies] == [True, False, False, True]
+    assert [reply["grounded"] for reply in replies] == [True, False, None, True]
+    assert [reply["holding"] for reply in replies] == [["rhine"], [], [], ["danube"]]
     assert [row["judged"]["right"] for row in rows] == [1, 1, 0, 0]
+    assert [row["judged"]["held"] for row in rows] == [True, False, None, None]
     assert [row["judged"]["first"] for row in rows] == [True, True, None, None]
     assert replies[2]["below"] == "io", "asked again without a threshold"
     (_, first), *_ = service.asked
@@ -121,6 +131,8 @@ def test_every_question_is_asked_and_judged(service: Service, run: Run, tmp_path
     figures = report["settings"]["as_it_is"]
     assert figures["right"]["mean"] == pytest.approx(66.67)
     assert figures["unanswerable_but_answered"]["mean"] == 0
+    assert figures["citation_by_offsets"]["mean"] == 50
+    assert "in the right document" in (tmp_path / "out" / "report.md").read_text()
     assert report["server"]["fingerprint"] == "sha"
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
 

@@ -25,6 +25,8 @@ class Judged:
             without one.
         first, among: Whether the best passage read, or any of them, is of the right documents;
             None where the question names none, or no passage was told.
+        held: Whether the answer's words stand in one of the right documents, by the places that
+            the service gives; None where ``first`` is, or nothing is said of the words.
         would: F1 and ``right`` of the answer there would be without a threshold.
     """
 
@@ -35,6 +37,7 @@ class Judged:
     f1: float
     first: bool | None
     among: bool | None
+    held: bool | None
     would: tuple[float, float]
 
 
@@ -47,11 +50,13 @@ def judge(question: JudgedQuestion, reply: Reply) -> Judged:
     if question.answerable and reply.text is not None:
         would_right, _, would_f1 = scores(reply.text, question.answers)
         would = (would_f1, would_right)
-    first = among = None
+    first = among = held = None
     if question.answerable and question.documents and reply.cited and reply.setting == "as_it_is":
         first = reply.cited[0] in question.documents
         among = not set(question.documents).isdisjoint(reply.cited)
-    return Judged(question, reply, right, em, f1, first, among, would)
+        if reply.grounded is not None:
+            held = not set(question.documents).isdisjoint(reply.holding)
+    return Judged(question, reply, right, em, f1, first, among, held, would)
 
 
 def figures(judged: Sequence[Judged]) -> dict[str, Any]:
@@ -77,6 +82,7 @@ def setting_figures(rows: Sequence[Judged]) -> dict[str, Any]:
     unanswerable = [row for row in rows if not row.question.answerable]
     answered = [row for row in answerable if row.reply.answered]
     placed = [row for row in answerable if row.first is not None]
+    spoken = [row for row in answered if row.reply.grounded is not None]
     shares: dict[str, Sequence[float | bool | None]] = {
         "answered": [row.reply.answered for row in answerable],
         "right": [row.right for row in answerable],
@@ -87,8 +93,11 @@ def setting_figures(rows: Sequence[Judged]) -> dict[str, Any]:
         "not_found_but_answerable": [not_found(row.reply) for row in answerable],
         "verbatim_of_right": [row.reply.verbatim for row in answered if row.right],
         "right_and_verbatim": [bool(row.right) and row.reply.verbatim for row in answerable],
+        "grounded": [row.reply.grounded for row in spoken],
+        "grounded_of_right": [row.reply.grounded for row in spoken if row.right],
         "citation_first": [row.first for row in placed],
         "citation_among": [row.among for row in placed],
+        "citation_by_offsets": [row.held for row in spoken if row.held is not None],
         "unanswerable_but_answered": [row.reply.answered for row in unanswerable],
     }
     if rows[0].reply.setting == "without_passage":

@@ -57,6 +57,8 @@ class Reply:
         relevance: The best passage's score, 0 to 1; None where nothing was scored.
         cited: Documents of the passages read, best first.
         verbatim: Whether the answer stands in a passage read, to the letter.
+        grounded: Whether the service says that its words stand in one; None where it says nothing.
+        holding: Documents in which they stand, by the places that the service gives.
         ms: Milliseconds until the reply was here, as the caller saw it.
         server_ms: As the server counted them.
         below: The answer that a question which was not answered gets with ``min_relevance`` 0;
@@ -71,6 +73,8 @@ class Reply:
     relevance: float | None = None
     cited: tuple[str, ...] = ()
     verbatim: bool = False
+    grounded: bool | None = None
+    holding: tuple[str, ...] = ()
     ms: float = 0.0
     server_ms: float = 0.0
     below: str | None = None

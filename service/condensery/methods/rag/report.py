@@ -27,8 +27,11 @@ NAMES: Mapping[str, str] = {
     "not_found_but_answerable": "not found but answerable",
     "right_and_verbatim": "right and in the source's letters",
     "verbatim_of_right": "in the source's letters, of what is right",
+    "grounded": "its words stand in a passage read, of what is answered",
+    "grounded_of_right": "its words stand in a passage read, of what is right",
     "citation_first": "the right document first",
     "citation_among": "the right document among those read",
+    "citation_by_offsets": "by its offsets in the right document, of what is answered",
     "unanswerable_but_answered": "unanswerable but answered",
 }
 SETTING_NAMES = {"as_it_is": "as it is", "without_passage": "without its passage"}

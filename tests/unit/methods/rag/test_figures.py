@@ -26,12 +26,24 @@ def judged() -> list[Judged]:
     """Four answerable ones: right, right and verbatim, wrong, not found; two unanswerable ones;
     and two without their passage."""
     pairs = [
-        (question(0, "red"), reply(0, "red", 0.9, cited=("d0", "x"), ms=10.0)),
+        (
+            question(0, "red"),
+            reply(0, "red", 0.9, cited=("d0", "x"), ms=10.0, grounded=True, holding=("x", "d0")),
+        ),
         (
             question(1, "Blue"),
-            reply(1, "Blue", 0.8, cited=("x", "d1", "y"), verbatim=True, ms=20.0),
+            reply(
+                1,
+                "Blue",
+                0.8,
+                cited=("x", "d1", "y"),
+                verbatim=True,
+                ms=20.0,
+                grounded=True,
+                holding=("x",),
+            ),
         ),
-        (question(2, "deep green"), reply(2, "green", 0.7, cited=("x",), ms=30.0)),
+        (question(2, "deep green"), reply(2, "green", 0.7, cited=("x",), ms=30.0, grounded=False)),
         (question(3, "grey"), reply(3, None, 0.2, below="grey", cited=("d3",), ms=40.0)),
         (question(4), reply(4, "white", 0.6, ms=50.0)),
         (question(5), reply(5, None, 0.1, below="black", ms=60.0)),
@@ -56,6 +68,9 @@ def test_shares_are_those_that_one_counts(judged: list[Judged]) -> None:
         "not_found_but_answerable": (25, 4),
         "verbatim_of_right": (50, 2),
         "right_and_verbatim": (25, 4),
+        "grounded": (100 * 2 / 3, 3),
+        "grounded_of_right": (100, 2),
+        "citation_by_offsets": (100 / 3, 3),
         "citation_first": (50, 4),
         "citation_among": (75, 4),
         "unanswerable_but_answered": (50, 2),
