@@ -40,7 +40,7 @@ SHOWN = (
     "citation_by_offsets",
     "unanswerable_but_answered",
 )
-SECONDS = 120  # for a server to be ready
+SECONDS = 900  # for a server to be ready
 
 
 def command(*words: str) -> list[str]:

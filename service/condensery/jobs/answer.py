@@ -213,19 +213,26 @@ async def generate_text(
         sampling=question.sampling,
         stop=question.stop,
     )
-    async with closing(stream) as tokens:
-        async for token in tokens:
-            if not generation.tokens:
-                generation.waited_ms = 1000 * token.waited
-                generation.ttft_ms = milliseconds_since(generation.began)
-                metrics.ttft_seconds.labels(name).observe(generation.ttft_ms / 1000)
-            generation.tokens = token.count
-            if selected.server is not None:
-                generation.prompt_tokens = token.prompt_tokens or 0
-            generation.finish = token.finish or generation.finish
-            text = words.push(token.text)
-            if text or token.logprob is not None:
-                yield generation.add(text, token.logprob)
+    try:
+        async with closing(stream) as tokens:
+            async for token in tokens:
+                if not generation.tokens:
+                    generation.waited_ms = 1000 * token.waited
+                    generation.ttft_ms = milliseconds_since(generation.began)
+                    metrics.ttft_seconds.labels(name).observe(generation.ttft_ms / 1000)
+                generation.tokens = token.count
+                if selected.server is not None:
+                    generation.prompt_tokens = token.prompt_tokens or 0
+                generation.finish = token.finish or generation.finish
+                text = words.push(token.text)
+                if text or token.logprob is not None:
+                    yield generation.add(text, token.logprob)
+    except Exception:
+        # What was written before it failed was held back only to find its letters.
+        rest, _ = words.end(cut=True, stop=question.stop)
+        if rest:
+            yield generation.add(rest)
+        raise
     cut = generation.finish != "stop" or bool(question.stop)
     rest, whole = words.end(cut=cut, stop=question.stop)
     if rest:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from condensery.jobs.text_form import GAP, Codes, Places, TextForm, make_form
+from condensery.jobs.text_form import GAP, Codes, Places, TextForm, extend_form, make_form
 from condensery.sentences import Span, sentence_around, shared_letters, words_of
 
 # Of so many places at most each is looked at; while there are more, nothing passes.
@@ -93,12 +93,12 @@ def _narrow(starts: Places, there: Codes, codes: Codes, known: int) -> Places:
     return starts[np.array(same, np.bool_)]
 
 
-def _agreed(text: str, other: str) -> str:
-    """Return what two texts begin with alike."""
+def _agreed(text: str, other: str, known: int) -> str:
+    """Return what two texts begin with alike, the first ``known`` characters not compared."""
     if other.startswith(text):
         return text
-    pairs = zip(text, other, strict=False)
-    return text[: next((at for at, (one, two) in enumerate(pairs) if one != two), len(other))]
+    pairs = enumerate(zip(text[known:], other[known:], strict=False), known)
+    return text[: next((at for at, (one, two) in pairs if one != two), len(other))]
 
 
 class AnswerWords:
@@ -113,6 +113,7 @@ class AnswerWords:
         self._passages = passages
         self._forms = [make_form(passage.text) for passage in passages]
         self._generated = ""
+        self._form = make_form("")  # of what was generated, as long as it stands somewhere
         self._shown = ""
         self._compared = 0  # characters of the answer's form
         # Of each passage the places of its form at which the answer, so far, stands.
@@ -124,7 +125,7 @@ class AnswerWords:
         self._generated += text
         if self._nowhere:
             return self._show(self._generated)
-        form = make_form(self._generated)
+        self._form = form = extend_form(self._form, text)
         words = form.words()
         if words is None:
             return ""
@@ -135,7 +136,8 @@ class AnswerWords:
             return ""
         certain = self._generated
         for found in self._found():
-            certain = _agreed(certain, self._at(form, words, *found).text)
+            there = self._at(form, words, *found).text
+            certain = _agreed(certain, there, len(self._shown))
         return self._show(certain.rstrip())  # whether a blank is one there, its next word says
 
     def end(self, *, cut: bool, stop: Sequence[str] = ()) -> tuple[str, Grounded]:
@@ -212,8 +214,7 @@ class AnswerWords:
 
     def _ground(self, cut: bool) -> tuple[tuple[Span | None, ...], _Place | None]:
         """Return where the answer stands in each passage, and the place that it is taken from."""
-        form = make_form(self._generated)
-        words = form.words()
+        form, words = self._form, self._form.words()
         if words is None and len(form.codes):  # signs alone, then
             words = 0, len(form.codes)
             self._nowhere = self._nowhere or not self._advance(form, words)

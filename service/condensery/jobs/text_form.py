@@ -143,3 +143,20 @@ def make_form(text: str) -> TextForm:
     borders[1:-1] &= ~joined | apart
     form[1:][joined & apart & (kinds[1:] == kinds[:-1])] |= GAP
     return TextForm(form, kinds, at, borders, text)
+
+
+def extend_form(form: TextForm, text: str) -> TextForm:
+    """Return the form of a text that goes on; what it had is copied, and not looked at again."""
+    if not len(form.at):
+        return make_form(form.text + text)
+    # From the last character on: what lies between it and the next says whether they are joined.
+    last = int(form.at[-1])
+    more = make_form(form.text[last:] + text)
+    new = int(np.searchsorted(more.at, 0, side="right"))
+    return TextForm(
+        np.concatenate([form.codes, more.codes[new:]]),
+        np.concatenate([form.kinds, more.kinds[new:]]),
+        np.concatenate([form.at, more.at[new:] + last]),
+        np.concatenate([form.borders[:-1], more.borders[new:]]),
+        form.text + text,
+    )

@@ -243,6 +243,8 @@ class RemoteGenerator:
                 if failure.again and not begun and tries <= self._config.retries:
                     wait = self._wait_seconds(failure, tries, call)
                 if wait is None:
+                    if rest := reading.rest():
+                        yield GeneratedToken(rest, reading.deltas)
                     raise failure.error(self._config.key) from failure
             await asyncio.sleep(wait)
 
@@ -545,6 +547,10 @@ class Reading:
         self.ended = self.ended or self._stopped
         return GeneratedToken(shown, self.deltas) if shown else None
 
+    def rest(self) -> str:
+        """Return what was held back, since it may have begun a stop string."""
+        return "" if self._stopped else self._stops.rest()
+
     def end(self) -> GeneratedToken:
         """Return the last token of an answer that has ended.
 
@@ -556,7 +562,7 @@ class Reading:
             if self._finish == "length":
                 problem += " (a model that reasons first needs more)"
             raise RequestFailure("malformed", problem)
-        rest = "" if self._stopped else self._stops.rest()
+        rest = self.rest()
         count, read = map(self._count_of, ("completion_tokens", "prompt_tokens"))
         return GeneratedToken(
             rest,

@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_server import CUT, head, scripted
 from scripted_server import answer as scripted_answer
-from scripted_server import scripted
+from scripted_server import say as scripted_word
 from tests.unit.conftest import StandInToken
 from tests.unit.jobs.test_answer_server import written_by
 from tests.unit.questions import make_question
 
+from condensery.errors import AnswerServerFault
 from condensery.jobs.answer import answer, answer_whole
 from condensery.jobs.comparison import compare_answers
 from condensery.jobs.compression import compress_documents
@@ -26,11 +28,13 @@ def say(registry: Any) -> Any:
     """Return what lets the stand-in pair write some words, a token each."""
     pair = registry.pairs["pair"]
 
-    def script(*pieces: str) -> None:
+    def script(*pieces: str, fails: bool = False) -> None:
         async def tokens(words: Sequence[str], max_tokens: int) -> AsyncIterator[StandInToken]:
             for count, piece in enumerate(pieces[:max_tokens], 1):
                 last = "length" if count == max_tokens else None
                 yield StandInToken(piece, count, last)
+            if fails:
+                raise RuntimeError("the device is lost")
             if len(pieces) < max_tokens:
                 yield StandInToken("", len(pieces), "stop")
 
@@ -91,6 +95,25 @@ async def test_an_answer_of_another_server_has_them_too(services):
         _, deltas, whole = await events_of(elsewhere, documents=DOCUMENTS)
     assert whole.answer == "".join(delta.text for delta in deltas) == "Lake Constance."
     assert (whole.grounded, whole.finish_reason) == (True, "stop")
+
+
+async def test_where_the_generator_fails_what_it_wrote_comes_before_the_error(services, say):
+    async def shown(services: Any, error: type[Exception]) -> str:
+        texts: list[str] = []
+        try:
+            async for event in answer(services, make_question(documents=DOCUMENTS)):
+                texts += [event.text] if isinstance(event, Delta) else []
+        except error:
+            return "".join(texts)
+        raise AssertionError("it did not fail")
+
+    say("through", " lake", " const", fails=True)
+    assert await shown(services, RuntimeError) == "through Lake Const"
+    say("through", " lake", " geneva", fails=True)
+    assert await shown(services, RuntimeError) == "through lake geneva"
+    script = [head(), scripted_word("through"), scripted_word(" lake"), CUT]
+    async with scripted(script) as server, written_by(services, server.url) as elsewhere:
+        assert await shown(elsewhere, AnswerServerFault) == "through Lake"
 
 
 async def test_a_log_probability_stays_its_tokens(services, say):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from condensery.jobs import text_form
 from condensery.jobs.grounding import AnswerWords, Grounded, PassageRead
-from condensery.jobs.text_form import GAP, make_form
+from condensery.jobs.text_form import GAP, TextForm, extend_form, make_form
 from condensery.runtime.generator import WordPieceDetokenizer
 
 # Letters with and without marks, ligatures, scripts without blanks, signs, emoji, what is unseen.
@@ -46,6 +47,11 @@ def spell(text: str) -> str:
     pieces = [piece for piece, _ in words]
     detokenizer = WordPieceDetokenizer(pieces.__getitem__)
     return "".join(map(detokenizer.push, range(len(pieces))))
+
+
+def characters(form: TextForm, part: tuple[int, int] | None = None) -> str:
+    """Return a form, or a part of it, as text, without the marks of blanks."""
+    return "".join(map(chr, (form.codes & ~GAP)[slice(*(part or (0, None)))]))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +123,35 @@ def test_any_part_of_a_passage_is_found_however_it_is_spelt(source: str, data: o
     assert 0 <= span[0] < span[1] <= len(source)
     found = source[slice(*span)]
     assert found in whole.text
-    known = make_form(found).codes & ~GAP
-    assert known.tolist() == (make_form(part).codes & ~GAP).tolist()
+    wanted = make_form(part)
+    whole_form, words = characters(wanted), characters(wanted, wanted.words())
+    assert words in characters(make_form(found)) in whole_form, "signs around it may be missing"
+
+
+@given(st.lists(st.text(CHARACTERS, max_size=4), max_size=6))
+@example(["a", " ", "b", "\u0301 ", "ﬁ", "1 2"])
+def test_a_form_that_goes_on_is_that_of_the_whole(pieces: list[str]) -> None:
+    form = make_form("")
+    for piece in pieces:
+        form = extend_form(form, piece)
+    whole = make_form("".join(pieces))
+    assert form.text == whole.text
+    for name in ("codes", "kinds", "at", "borders"):
+        assert getattr(form, name).tolist() == getattr(whole, name).tolist(), name
+
+
+def test_no_character_of_a_long_answer_is_looked_at_for_each_of_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passage = " ".join(f"Word{n}" for n in range(500))
+    words = AnswerWords("", [PassageRead(passage)])
+    seen = []
+    monkeypatch.setattr(text_form, "make_form", lambda text: seen.append(text) or make_form(text))
+    answer = passage.lower()
+    shown = [words.push(answer[at : at + 4]) for at in range(0, len(answer), 4)]
+    rest, whole = words.end(cut=False)
+    assert "".join([*shown, rest]) == whole.text == passage
+    assert sum(map(len, seen)) < 3 * len(answer)
 
 
 @given(st.data(), PASSAGES, st.booleans())

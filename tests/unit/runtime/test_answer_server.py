@@ -260,6 +260,15 @@ async def test_what_was_said_before_a_fault_was_passed_on() -> None:
             await anext(tokens)
 
 
+async def test_what_might_have_begun_a_stop_string_is_passed_on_before_a_fault() -> None:
+    async with scripted([head(), say("Se. "), CUT]) as server, generator(server.url) as made:
+        prompt = made.make_prompt("q", ["p"])
+        tokens = made.generate_from_prompt(prompt, max_tokens=4, stop=[". And"])
+        assert [(await anext(tokens)).text, (await anext(tokens)).text] == ["Se", ". "]
+        with pytest.raises(AnswerServerFault):
+            await anext(tokens)
+
+
 async def test_a_server_that_is_down_is_tried_again_and_then_unavailable() -> None:
     async with generator(await unused_url(), retries=2) as made:
         with pytest.raises(AnswerServerUnavailable):
