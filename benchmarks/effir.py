@@ -24,9 +24,10 @@ from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.atomic_files import write_atomically
 from condensery.methods.effir.command import main as build
-from condensery.methods.effir.measuring import MeasuringSetup, times_of
+from condensery.methods.effir.measuring import times_of
 from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import read_sets
+from condensery.methods.retriever.measuring import MeasuringSetup
 from condensery.methods.trainer.reports import table, without_folders
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.loading import pruning_of

@@ -21,7 +21,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from recording import Recording
 from result_table import ResultTable
 from sklearn.cluster import MiniBatchKMeans
@@ -31,6 +33,7 @@ from sklearn.metrics import v_measure_score
 from condensery.methods.llm2comp.analysis import analyse
 from condensery.methods.llm2comp.data import hold_out, read_tokens
 from condensery.methods.llm2comp.measuring import (
+    Embed,
     Embedder,
     measure_pairs,
     measure_set,
@@ -124,6 +127,20 @@ class Labelled:
         return Labelled([text for text, _ in chosen], [label for _, label in chosen])
 
 
+def each_once(embedder: Embedder) -> Embed:
+    """Return what embeds no text twice: SICK has every sentence in several pairs."""
+    known: dict[tuple[str, str], NDArray[np.float32]] = {}
+
+    def embed(texts: Sequence[str], prompt: str = "") -> NDArray[np.float32]:
+        new = list(dict.fromkeys(text for text in texts if (prompt, text) not in known))
+        if new:
+            keys = [(prompt, text) for text in new]
+            known.update(zip(keys, embedder(new, prompt), strict=True))
+        return np.stack([known[prompt, text] for text in texts])
+
+    return embed
+
+
 @dataclass(frozen=True, slots=True)
 class Trials:
     """What every encoder is measured on.
@@ -142,8 +159,9 @@ class Trials:
     test: Labelled
     clusters: Labelled
 
-    def measure(self, embed: Embedder) -> dict[str, float]:
+    def measure(self, embedder: Embedder) -> dict[str, float]:
         """Return a figure a set."""
+        embed = each_once(embedder)
         figures = {item.name: measure_pairs(embed, item)["spearman"] for item in self.pairs}
         for ranking in self.sets:
             figures[ranking.name] = fmean(measure_set(embed, ranking)["by"].values())
@@ -151,7 +169,7 @@ class Trials:
         figures["stackoverflow"] = self._clusters(embed)
         return figures
 
-    def _probe(self, embed: Embedder) -> float:
+    def _probe(self, embed: Embed) -> float:
         """Return the accuracy of a logistic regression on few examples, a mean over draws."""
         test = embed(self.test.texts)
         scores = []
@@ -161,7 +179,7 @@ class Trials:
             scores.append(float(probe.score(test, self.test.labels)))
         return fmean(scores)
 
-    def _clusters(self, embed: Embedder) -> float:
+    def _clusters(self, embed: Embed) -> float:
         """Return the V-measure of as many clusters as there are classes."""
         count = len(set(self.clusters.labels))
         vectors = embed(self.clusters.texts)

@@ -29,10 +29,10 @@ from torch import nn
 
 from condensery.methods.effir.analysis import analyse
 from condensery.methods.effir.importance import Depth, choose
-from condensery.methods.effir.measuring import MeasuringSetup, quality
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.ranking.similarities import read_similarities
 from condensery.methods.retriever.batches import read_examples as read_rows
+from condensery.methods.retriever.measuring import MeasuringSetup, quality
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.shrp.classification import ClassificationTask, label_names, read_examples
 from condensery.methods.shrp.conversion import choose_layers

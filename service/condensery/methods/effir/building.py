@@ -13,22 +13,16 @@ from condensery.errors import InputError
 from condensery.index.prompts import make_index_prompts
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
 from condensery.methods.effir.importance import GROUPS, Depth, Importance, check, choose
-from condensery.methods.effir.measuring import (
-    CHILD,
-    PARENT,
-    Measured,
-    MeasuringSetup,
-    cost,
-    quality,
-    speed,
-)
+from condensery.methods.effir.measuring import Measured, speed
 from condensery.methods.effir.report import card, draw_order, draw_trade_off, figures
 from condensery.methods.effir.slimming import Width, narrow
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.retriever.batches import Batches, read_examples
+from condensery.methods.retriever.measuring import MeasuringSetup, cost, quality
 from condensery.methods.retriever.network import Retriever, open_retriever
 from condensery.methods.retriever.publishing import Candidate, Storing
 from condensery.methods.retriever.recipe import RetrieverRecipe
+from condensery.methods.retriever.timing import CHILD, PARENT
 from condensery.methods.retriever.tuning import tune
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.publishing import recipe_identity, versions

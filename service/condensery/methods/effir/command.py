@@ -11,8 +11,8 @@ from condensery.errors import InputError
 from condensery.methods.effir.analysis import SAMPLES
 from condensery.methods.effir.building import BuildInputs, BuildPlan, build
 from condensery.methods.effir.importance import Depth
-from condensery.methods.effir.measuring import add_measuring, read_measuring
 from condensery.methods.effir.slimming import Width
+from condensery.methods.retriever.measuring import add_measuring, read_measuring
 from condensery.methods.retriever.publishing import Storing, add_storing
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields

@@ -9,7 +9,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
 from condensery.methods.effir.importance import GROUPS, Importance
-from condensery.methods.effir.measuring import CHILD, PARENT, Measured
+from condensery.methods.effir.measuring import Measured
+from condensery.methods.retriever.timing import CHILD, PARENT
 from condensery.methods.trainer.reports import making_section, new_figure, save_figure, table
 from condensery.networks.effir_shape import Pruning
 

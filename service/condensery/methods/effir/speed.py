@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from condensery.methods.retriever.timing import ROUNDS
 from condensery.networks.backbone import Backbone
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import Family, family_of, layers_of
 
-ROUNDS = 7
 BATCH_TOKENS = 4096
 Texts = Sequence[Sequence[int]]
 

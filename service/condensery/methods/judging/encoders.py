@@ -19,9 +19,9 @@ import torch
 
 from condensery.errors import InputError, ModelFault, shorten
 from condensery.index.prompts import PROMPT_PURPOSES, prompt_name_for
-from condensery.methods.effir.measuring import cost
 from condensery.methods.judging.sets import Kind
 from condensery.methods.ranking.retrieval import embed, running
+from condensery.methods.retriever.measuring import cost
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import StoredModel

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import get_args
 
 from condensery.errors import InputError
-from condensery.methods.effir.measuring import add_measuring, read_measuring
 from condensery.methods.llm2comp.building import build
 from condensery.methods.llm2comp.data import data_names
 from condensery.methods.llm2comp.plan import BuildInputs, BuildPlan
@@ -26,6 +25,7 @@ from condensery.methods.llm2comp.train_command import read_rows_flag
 from condensery.methods.llm2comp.training import HELD_OUT
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.ranking.similarities import read_similarities
+from condensery.methods.retriever.measuring import add_measuring, read_measuring
 from condensery.methods.retriever.publishing import StoredDType
 from condensery.methods.trainer.arguments import (
     add_fields,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
-from condensery.methods.effir.measuring import MeasuringSetup
 from condensery.methods.llm2comp.data import hold_out
 from condensery.methods.llm2comp.finishing import Finishing
 from condensery.methods.llm2comp.plan import BuildInputs, BuildPlan
@@ -27,6 +26,7 @@ from condensery.methods.llm2comp.training import (
     prepare_stage,
 )
 from condensery.methods.llm2comp.weights import StageResult, load_stage
+from condensery.methods.retriever.measuring import MeasuringSetup
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.progress import StagesProgress
 from condensery.methods.trainer.publishing import recipe_identity

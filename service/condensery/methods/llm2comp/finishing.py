@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from condensery.errors import InputError
-from condensery.methods.effir.measuring import CHILD, PARENT, MeasuringSetup
 from condensery.methods.llm2comp.analysis import analyse, draw_similarity, draw_spectra
 from condensery.methods.llm2comp.measuring import (
     UNTRAINED,
@@ -42,9 +41,9 @@ from condensery.methods.llm2comp.training import (
     digest_of,
 )
 from condensery.methods.llm2comp.weights import StageResult
+from condensery.methods.retriever.measuring import MeasuringSetup
 from condensery.methods.retriever.publishing import store_aside, weight_bytes
-from condensery.methods.shrp.embedding import Vectors
-from condensery.methods.shrp.measuring import compare_speed
+from condensery.methods.retriever.timing import CHILD, PARENT, Vectors, compare_speed
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.publishing import versions
 from condensery.methods.trainer.reports import without_folders

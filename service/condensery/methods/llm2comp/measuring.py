@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from condensery.atomic_files import write_atomically
-from condensery.methods.effir.measuring import MeasuringSetup
 from condensery.methods.llm2comp.network import MemoryNetwork, open_base
 from condensery.methods.llm2comp.recipe import NetworkShape
 from condensery.methods.llm2comp.sources import Base
@@ -23,7 +22,8 @@ from condensery.methods.ranking.measures import DEPTH, ndcg
 from condensery.methods.ranking.retrieval import titled_text
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.ranking.similarities import Similarities, spearman
-from condensery.methods.shrp.embedding import Vectors
+from condensery.methods.retriever.measuring import MeasuringSetup
+from condensery.methods.retriever.timing import Vectors
 from condensery.methods.trainer.batching import Tokens
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.reports import paired_bootstrap

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from condensery.methods.effir.measuring import CHILD, PARENT
+from condensery.methods.retriever.timing import speed_table
 from condensery.methods.trainer.progress import read_log
 from condensery.methods.trainer.reports import DPI, making_section, new_figure, save_figure, table
 
@@ -74,7 +74,11 @@ def make_card(name: str, base: str, report: Mapping[str, Any], plots: Sequence[s
     if report["embeddings"]:
         lines += ["## Embeddings of held-out texts", "", *_embeddings(report["embeddings"])]
     if report["speed"]:
-        lines += [f"## Speed, in process, {about['device']}", "", *_speed(report["speed"])]
+        lines += [
+            f"## Speed, in process, {about['device']}",
+            "",
+            *speed_table(report["speed"], "language model", "this encoder"),
+        ]
         lines += [
             "The language model reads the same texts causally; its last state is the vector.",
             "",
@@ -131,18 +135,3 @@ def _embeddings(embeddings: Mapping[str, Any]) -> list[str]:
         for model, looked in embeddings.items()
     ]
     return table(["", *names], rows)
-
-
-def _speed(speed: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for kind, figures in speed.items():
-        texts, milliseconds = figures["texts_a_second"], figures["milliseconds_a_text"]
-        rows.append(
-            [
-                f"{kind.removeprefix('batch_')} at once",
-                f"{figures['texts']:,} texts, {figures['tokens']:,} tokens",
-                *(f"{texts[name]:.0f}/s, {milliseconds[name]:.2f} ms" for name in (PARENT, CHILD)),
-                f"{figures['speed_up']:.2f}x",
-            ]
-        )
-    return table(["", "of", "language model", "this encoder", "speed-up"], rows, left=2)

@@ -11,9 +11,7 @@ from typing import Any
 from torch import nn
 
 from condensery.errors import InputError
-from condensery.methods.effir.measuring import (
-    MeasuringSetup,
-)
+from condensery.methods.retriever.measuring import MeasuringSetup
 from condensery.methods.shrp.classification import ClassificationTask, label_names
 from condensery.methods.shrp.conversion import choose_layers
 from condensery.methods.shrp.embedding import EmbeddingTask

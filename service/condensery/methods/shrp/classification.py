@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from condensery.errors import InputError, shorten
 from condensery.methods.trainer.batching import (
+    EVALUATED_TOKENS,
     LengthBuckets,
     Tokens,
     collate,
@@ -38,7 +39,6 @@ PAIRS = (
     ("question", "sentence"),
     ("question1", "question2"),
 )
-EVALUATED_TOKENS = 8192  # of a batch, padding included
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from condensery.methods.effir.measuring import add_measuring, read_measuring
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.ranking.similarities import read_similarities
 from condensery.methods.retriever.batches import read_examples as read_ranked
+from condensery.methods.retriever.measuring import add_measuring, read_measuring
 from condensery.methods.retriever.publishing import Storing, add_storing
 from condensery.methods.shrp.building import build
 from condensery.methods.shrp.classification import Example, label_names, read_examples

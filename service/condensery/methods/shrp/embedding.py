@@ -22,53 +22,25 @@ from condensery.atomic_files import sync_path
 from condensery.errors import InputError, shorten
 from condensery.methods.ranking.similarities import Similarities, spearman
 from condensery.methods.retriever.batches import Example as Row
+from condensery.methods.retriever.timing import Vectors
 from condensery.methods.retriever.tuning import contrastive
 from condensery.methods.shrp.recipe import ShrpRecipe
 from condensery.methods.trainer.batching import (
+    EVALUATED_TOKENS,
     LengthBuckets,
     Tokens,
     collate,
     in_batches,
 )
 from condensery.methods.trainer.method import Draw, Epochs
-from condensery.networks.backbone import Backbone, load_backbone
+from condensery.networks.backbone import load_backbone
 from condensery.networks.pooling import Pooling, normalise
 from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
 from condensery.store.weights import open_folder
 
-EVALUATED_TOKENS = 8192  # of a batch, padding included
 AT_ONCE = 4096  # texts: an encoding takes a hundred times its ids
 HELD_OUT, MOST_HELD_OUT = 50, 1000  # one text in so many, and at most so many
-
-
-class Vectors:
-    """A backbone's vectors of tokens, of length 1, without gradients.
-
-    Args:
-        backbone: As it is served.
-        pooling: Of token vectors.
-    """
-
-    def __init__(self, backbone: Backbone, pooling: Pooling) -> None:
-        self._backbone, self._pooling = backbone, pooling
-
-    def __call__(self, rows: Sequence[Tokens]) -> NDArray[np.float32]:
-        """Return (rows, dims)."""
-
-        def read(part: list[Tokens]) -> Tensor:
-            hidden, packing = self._backbone.read([row.ids for row in part], pooling=self._pooling)
-            return normalise(self._backbone.pool(hidden, packing, self._pooling)).cpu()
-
-        vectors: NDArray[np.float32] = in_batches(rows, EVALUATED_TOKENS, read).numpy()
-        return vectors
-
-    @torch.no_grad()
-    def read(self, rows: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        """Return the last hidden states (tokens, dims) of a batch, and vectors (rows, dims)."""
-        hidden, packing = self._backbone.read([row.ids for row in rows])
-        vectors = normalise(self._backbone.pool(hidden, packing, self._pooling))
-        return hidden[: sum(packing.lengths)].float(), vectors
 
 
 def _keep(vectors: NDArray[np.float32], path: Path) -> None:

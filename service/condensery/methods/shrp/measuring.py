@@ -1,20 +1,17 @@
 """A converted model beside its parent, both as they are stored and served: quality, work, speed."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from condensery.methods.effir.measuring import CHILD, PARENT, MeasuringSetup
 from condensery.methods.ranking.similarities import Similarities, spearman
+from condensery.methods.retriever.measuring import MeasuringSetup
+from condensery.methods.retriever.timing import CHILD, PARENT, Reader, Vectors
 from condensery.methods.shrp.classification import ClassificationTask, classification_figures
-from condensery.methods.shrp.embedding import Vectors
 from condensery.methods.shrp.reranking import RerankTask
-from condensery.methods.trainer.batching import Tokens, in_batches
+from condensery.methods.trainer.batching import EVALUATED_TOKENS, Tokens, in_batches
 from condensery.methods.trainer.reports import paired_bootstrap
 from condensery.networks.building import build_backbone, build_classifier
 from condensery.networks.shrp import Experts
@@ -25,10 +22,7 @@ from condensery.store.manifest import StoredModel
 
 SEED = 17
 TIMED_TOKENS = 128
-BATCH, TIMED_BATCHES, TIMED_SINGLES = 64, 4, 24
 RESAMPLED = 1000  # of the interval of a correlation
-EVALUATED_TOKENS = 8192
-Reader = Callable[[Sequence[Tokens]], NDArray[np.float32]]
 
 
 def open_served(stored: StoredModel, where: MeasuringSetup) -> Reader:
@@ -164,44 +158,3 @@ def count_costs(
             "flops_left_percent": row.flops_as_counted,
         }
     return costs
-
-
-def compare_speed(
-    readers: Mapping[str, Reader], rows: Sequence[Tokens], rounds: int
-) -> dict[str, Any]:
-    """Time both on real texts, in turns, medians: 64 at once, and one at a time.
-
-    In process, on all threads of the device's own.
-    """
-    texts = [*rows][: BATCH * TIMED_BATCHES]
-    batches = [texts[at : at + BATCH] for at in range(0, len(texts), BATCH)]
-    singles = [[row] for row in texts[:TIMED_SINGLES]]
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for number in range(rounds + 1):  # the first round is not counted
-        for name, read in readers.items():
-            for kind, parts in (("batch_64", batches), ("batch_1", singles)):
-                spent = _timed(read, parts)
-                if number:
-                    seconds.setdefault(kind, {}).setdefault(name, []).append(spent)
-    report: dict[str, Any] = {}
-    for kind, by_model in seconds.items():
-        count = len(texts) if kind == "batch_64" else len(singles)
-        medians = {name: median(values) for name, values in by_model.items()}
-        report[kind] = {
-            "texts": count,
-            "tokens": sum(len(row.ids) for row in texts[:count]),
-            "seconds": medians,
-            "texts_a_second": {name: count / value for name, value in medians.items()},
-            "milliseconds_a_text": {name: 1e3 * v / count for name, v in medians.items()},
-            "speed_up": medians[PARENT] / medians[CHILD],
-        }
-    return report
-
-
-def _timed(read: Reader, parts: Sequence[Sequence[Tokens]]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    for part in parts:
-        read(part)  # ends with a copy to the CPU
-    return time.perf_counter() - began

@@ -8,13 +8,9 @@ from typing import Any
 from torch import nn
 
 from condensery.errors import ModelNotFound
-from condensery.methods.effir.measuring import (
-    CHILD,
-    PARENT,
-    MeasuringSetup,
-    quality,
-)
+from condensery.methods.retriever.measuring import MeasuringSetup, quality
 from condensery.methods.retriever.publishing import Candidate, weight_bytes
+from condensery.methods.retriever.timing import CHILD, PARENT, Reader, compare_speed
 from condensery.methods.shrp import measuring
 from condensery.methods.shrp.classification import ClassificationTask
 from condensery.methods.shrp.embedding import EmbeddingTask
@@ -188,9 +184,7 @@ class Publishing:
                 shape,
                 experts,
             ),
-            "speed": measuring.compare_speed(readers, timed, self.where.rounds)
-            if self.where.rounds
-            else {},
+            "speed": compare_speed(readers, timed, self.where.rounds) if self.where.rounds else {},
             "about": self._about(child),
         }
 
@@ -198,7 +192,7 @@ class Publishing:
         self,
         task: Task,
         models: Mapping[str, StoredModel],
-        readers: Mapping[str, measuring.Reader],
+        readers: Mapping[str, Reader],
     ) -> tuple[dict[str, Any], Sequence[Tokens]]:
         """Return figures by set, and texts to time."""
         inputs = self.inputs

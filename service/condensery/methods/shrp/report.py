@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from condensery.methods.effir.measuring import CHILD, PARENT
+from condensery.methods.retriever.timing import CHILD, PARENT, speed_table
 from condensery.methods.trainer.reports import making_section, new_figure, save_figure, table
 
 FORMAT = 1
@@ -81,7 +81,7 @@ def make_card(name: str, parent: str, report: Mapping[str, Any], plots: Sequence
         lines += ["## On validation rows, before and after experts went", ""]
         lines += _stages(report["stages"])
     if report["speed"]:
-        lines += [f"## Speed, in process, {about['device']}", "", *_speed(report["speed"])]
+        lines += [f"## Speed, in process, {about['device']}", "", *speed_table(report["speed"])]
     titles = {
         "usage": "Experts' use",
         "tuning": "Tuning of the parent",
@@ -136,18 +136,3 @@ def _stages(stages: Mapping[str, Mapping[str, float]]) -> list[str]:
         for name, figures in stages.items()
     ]
     return table(["", *measures], rows)
-
-
-def _speed(speed: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for kind, figures in speed.items():
-        texts, milliseconds = figures["texts_a_second"], figures["milliseconds_a_text"]
-        rows.append(
-            [
-                f"{kind.removeprefix('batch_')} at once",
-                f"{figures['texts']:,} texts, {figures['tokens']:,} tokens",
-                *(f"{texts[name]:.0f}/s, {milliseconds[name]:.2f} ms" for name in (PARENT, CHILD)),
-                f"{figures['speed_up']:.2f}x",
-            ]
-        )
-    return table(["", "of", "parent", "model", "speed-up"], rows, left=2)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from condensery.errors import InputError, shorten
 from condensery.methods.retriever.batches import Example as Row
 from condensery.methods.shrp.recipe import ShrpRecipe
-from condensery.methods.trainer.batching import Tokens, collate, in_batches
+from condensery.methods.trainer.batching import EVALUATED_TOKENS, Tokens, collate, in_batches
 from condensery.methods.trainer.method import Draw, Epochs
 from condensery.networks.backbone import load_classifier
 from condensery.networks.classifier import Classifier, run_classifier
@@ -26,7 +26,6 @@ from condensery.store.weights import open_folder
 
 GROUP = 8  # passages of a query in a batch, the one that answers it among them
 HELD_OUT, MOST_HELD_OUT = 10, 300  # one query in so many, and at most so many
-EVALUATED_TOKENS = 8192  # of a batch, padding included
 DEPTH = 10  # of nDCG
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from condensery.methods.trainer.method import Draw
 
+EVALUATED_TOKENS = 8192  # of a batch that is only read, padding included
 POOLED = 16  # batches among whose rows those of like length are put together
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from tests.unit.methods.conftest import Stored
 
-from condensery.methods.effir.measuring import cost, flops
 from condensery.methods.effir.speed import Profile, batches, profile, times
+from condensery.methods.retriever.measuring import cost, flops
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning
