@@ -1,6 +1,7 @@
 """What commands share: printing, which server they ask, texts and documents read from files."""
 
 import argparse
+import dataclasses
 import errno
 import itertools
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
+from condensery import wire
 from condensery.client.transports import DEFAULT_URL
 from condensery.commands.terminal import paint
 from condensery.errors import (
@@ -43,7 +45,29 @@ def print_note(message: str) -> None:
 
 def print_entry(**entry: Any) -> None:
     """Print an object on one line."""
-    print(json.dumps(entry, ensure_ascii=False))
+    print(json.dumps(entry, default=json_fields, ensure_ascii=False))
+
+
+def json_fields(value: Any) -> Any:
+    """Return what ``json.dumps`` does not know as what it does: a dataclass by all its fields."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return wire.write(value)
+
+
+def add_json_argument(parser: argparse._ActionsContainer, what: str = "one JSON object") -> None:
+    """Add the argument that ``print_result`` reads."""
+    help = f"print {what} instead, by the names that REST has"
+    parser.add_argument("--json", action="store_true", help=help)
+
+
+def print_result(args: argparse.Namespace, text: str, *results: Any) -> None:
+    """Print ``text``; or with ``--json`` the results, each an object of one line."""
+    if not args.json:
+        print(text)
+        return
+    for result in results:
+        print_entry(**(result if isinstance(result, dict) else json_fields(result)))
 
 
 def shorten_line(text: str, width: int | None = None) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,8 +13,11 @@ from condensery.commands.common import (
     AnyClient,
     Parsers,
     add_format_argument,
+    add_json_argument,
     ask_server,
+    print_entry,
     print_note,
+    print_result,
     read_text,
     read_texts,
 )
@@ -33,7 +35,9 @@ def add_embed_and_rerank(parsers: Parsers) -> None:
         description="Print one JSON object a text, with its vector; or write them all with --out.",
     )
     add_text_arguments(parser, "TEXT")
-    parser.add_argument("--out", metavar="FILE.npy", help="write an array (texts, dims), float32")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--out", metavar="FILE.npy", help="write an array (texts, dims), float32")
+    add_json_argument(instead, "the vectors as embedding, with the texts' index,")
     parser.add_argument("--model", help="name of an encoder; the server's default else")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
     parser.add_argument(
@@ -56,6 +60,7 @@ def add_embed_and_rerank(parsers: Parsers) -> None:
     add_text_arguments(parser, "PASSAGE")
     parser.add_argument("--top-n", type=int, metavar="N", help="print the best N only")
     parser.add_argument("--model", help="name of a reranker or pair; the server's default else")
+    add_json_argument(parser, "one JSON object a passage")
     ask_server(parser, run_rerank)
 
 
@@ -79,6 +84,7 @@ def run_embed(args: argparse.Namespace, client: AnyClient) -> None:
         check_writable(args.out)
     texts = gather_texts(args)
     parts: list[Floats] = []
+    places = itertools.count()
     hidden = None if len(texts) > BATCH_TEXTS else True
     with tqdm(total=len(texts), unit=" texts", disable=hidden) as bar:
         for batch in batch_texts(texts, BATCH_TEXTS):
@@ -94,7 +100,10 @@ def run_embed(args: argparse.Namespace, client: AnyClient) -> None:
                 parts.append(vectors)
                 continue
             for text, vector in zip(batch, vectors, strict=True):
-                print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))
+                if args.json:
+                    print_entry(object="embedding", index=next(places), embedding=vector)
+                else:
+                    print_entry(text=text, vector=vector)
     if args.out:
         write_array(args.out, np.concatenate(parts))
 
@@ -139,7 +148,9 @@ def run_rerank(args: argparse.Namespace, client: AnyClient) -> None:
     """Rerank, and print."""
     query, passages = read_text(args.query), gather_texts(args)
     for ranked in client.rerank(query, passages, model=args.model, top_n=args.top_n):
-        print(f"{ranked.score:.4f}\t{ranked.index}\t{' '.join(ranked.text.split())}")
+        text = f"{ranked.score:.4f}\t{ranked.index}\t{' '.join(ranked.text.split())}"
+        fields = {"index": ranked.index, "relevance_score": ranked.relevance_score}
+        print_result(args, text, {**fields, "document": {"text": ranked.text}})
 
 
 def gather_texts(args: argparse.Namespace) -> list[str]:

@@ -18,10 +18,12 @@ from condensery.commands.common import (
     Parsers,
     add_action,
     add_document_arguments,
+    add_json_argument,
     format_table,
     open_documents,
     print_entry,
     print_note,
+    print_result,
 )
 from condensery.commands.searching import add_query
 from condensery.commands.terminal import confirm
@@ -70,14 +72,16 @@ def add_index(parsers: Parsers) -> None:
         create.add_argument("--kind", choices=("flat", "hnsw", "ivf_pq"), default="flat")
         add_option_argument(create)
         create.add_argument("--metric", choices=("ip", "l2"), default="ip")
+        add_json_argument(create)
     add_document_actions(actions)
     description = "Delete an index and all it holds. On a terminal it asks first; a script does it."
     help = "delete an index and all it holds"
     with add_action(actions, "drop", run_drop, help, description) as drop:
         drop.add_argument("name", metavar="NAME")
         drop.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    with add_action(actions, "list", run_list, "list the indexes"):
-        pass
+        add_json_argument(drop)
+    with add_action(actions, "list", run_list, "list the indexes") as listing:
+        add_json_argument(listing, "one JSON object an index")
     add_alias_actions(actions)
     add_snapshot_actions(actions)
     add_rebuild(actions)
@@ -102,6 +106,7 @@ def add_document_actions(actions: Parsers) -> None:
     with add_action(actions, "count", run_count, "count documents and passages") as count:
         count.add_argument("name", metavar="NAME")
         add_filter_argument(count)
+        add_json_argument(count)
     with add_action(actions, "get", run_get, "print documents by id") as get:
         get.add_argument("name", metavar="NAME")
         get.add_argument("ids", nargs="+", metavar="ID")
@@ -120,6 +125,7 @@ def add_document_actions(actions: Parsers) -> None:
         delete.add_argument("name", metavar="NAME")
         delete.add_argument("ids", nargs="*", metavar="ID")
         add_filter_argument(delete)
+        add_json_argument(delete)
 
 
 def run_create(args: argparse.Namespace, client: AnyClient) -> None:
@@ -131,7 +137,8 @@ def run_create(args: argparse.Namespace, client: AnyClient) -> None:
         metric=args.metric,
         options=None if args.option is None else dict(args.option),
     )
-    print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
+    text = f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}"
+    print_result(args, text, info)
     warn_of_outdated_prompts([info])
 
 
@@ -187,7 +194,8 @@ def find_missing(client: AnyClient, name: str, batch: list[Document]) -> list[Do
 def run_count(args: argparse.Namespace, client: AnyClient) -> None:
     """Count an index's documents and passages, or those that a filter chooses."""
     documents, passages = client.count(args.name, filter=args.filter)
-    print(f"{documents} documents, {passages} passages")
+    counts = {"documents": documents, "passages": passages}
+    print_result(args, f"{documents} documents, {passages} passages", counts)
 
 
 def run_get(args: argparse.Namespace, client: AnyClient) -> int:
@@ -240,7 +248,7 @@ def run_delete(args: argparse.Namespace, client: AnyClient) -> None:
     """Delete documents."""
     deleted = client.delete(args.name, args.ids or None, filter=args.filter)
     of = f" of {len(args.ids)}" if args.ids else ""
-    print(f"{deleted}{of} documents deleted")
+    print_result(args, f"{deleted}{of} documents deleted", {"deleted": deleted})
 
 
 def run_drop(args: argparse.Namespace, client: AnyClient) -> int:
@@ -251,7 +259,7 @@ def run_drop(args: argparse.Namespace, client: AnyClient) -> int:
             print_note(f"{args.name}: not dropped")
             return 1
     client.drop_index(args.name)
-    print(f"{args.name}: dropped")
+    print_result(args, f"{args.name}: dropped", {"name": args.name, "deleted": True})
     return 0
 
 
@@ -262,7 +270,8 @@ def run_list(args: argparse.Namespace, client: AnyClient) -> None:
         (i.name, str(i.documents), str(i.passages), describe_kind(i), i.metric, i.encoder)
         for i in infos
     ]
-    print(format_table([("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER"), *rows]))
+    head = ("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER")
+    print_result(args, format_table([head, *rows]), *infos)
     warn_of_outdated_prompts(infos)
 
 
@@ -320,6 +329,9 @@ def measure_file(file: str) -> int | None:
 # Aliases, snapshots and rebuilds
 
 
+ALIASES_JSON = "a JSON object for each alias that there is"
+
+
 def add_alias_actions(actions: Parsers) -> None:
     """Add ``alias`` and its verbs."""
     alias = actions.add_parser(
@@ -332,13 +344,17 @@ def add_alias_actions(actions: Parsers) -> None:
     help = "point aliases at indexes, moving those that are there"
     with add_action(verbs, "set", run_set_aliases, help) as assign:
         assign.add_argument("pairs", nargs="+", metavar="ALIAS=INDEX")
+        add_json_argument(assign, ALIASES_JSON)
     with add_action(verbs, "delete", run_delete_aliases, "take aliases away") as delete:
         delete.add_argument("aliases", nargs="+", metavar="ALIAS")
+        add_json_argument(delete, ALIASES_JSON)
     with add_action(verbs, "rename", run_rename_alias, "give an alias another name") as rename:
         rename.add_argument("alias", metavar="ALIAS")
         rename.add_argument("to", metavar="NEW")
-    with add_action(verbs, "list", run_list_aliases, "list the aliases, and where they lead"):
-        pass
+        add_json_argument(rename, ALIASES_JSON)
+    help = "list the aliases, and where they lead"
+    with add_action(verbs, "list", run_list_aliases, help) as listing:
+        add_json_argument(listing, ALIASES_JSON)
 
 
 def add_snapshot_actions(actions: Parsers) -> None:
@@ -348,12 +364,15 @@ def add_snapshot_actions(actions: Parsers) -> None:
     help = "copy an index as it is now, while it goes on"
     with add_action(verbs, "make", run_make_snapshot, help) as make:
         make.add_argument("name", metavar="NAME")
+        add_json_argument(make)
     help = "list an index's snapshots, the newest first"
     with add_action(verbs, "list", run_list_snapshots, help) as listing:
         listing.add_argument("name", metavar="NAME")
+        add_json_argument(listing, "one JSON object a snapshot")
     with add_action(verbs, "delete", run_delete_snapshots, "delete snapshots") as delete:
         delete.add_argument("name", metavar="NAME")
         delete.add_argument("ids", nargs="+", metavar="SNAPSHOT")
+        add_json_argument(delete, "one JSON object a snapshot")
     description = (
         "Make an index of a snapshot. One that is there serves until the new one is whole; what was"
         " written to it since the snapshot is then gone."
@@ -364,6 +383,7 @@ def add_snapshot_actions(actions: Parsers) -> None:
         snapshot_help = "its id; default: the newest"
         restore.add_argument("snapshot", metavar="SNAPSHOT", nargs="?", help=snapshot_help)
         restore.add_argument("--into", metavar="NEW", help="make an index of this name instead")
+        add_json_argument(restore)
 
 
 def add_rebuild(actions: Parsers) -> None:
@@ -380,6 +400,7 @@ def add_rebuild(actions: Parsers) -> None:
         rebuild.add_argument("--kind", help="as of a new index; default: as it is")
         rebuild.add_argument("--metric", help="as of a new index; default: as it is")
         add_option_argument(rebuild, "; default: as they are, if the kind is")
+        add_json_argument(rebuild)
         instead = rebuild.add_mutually_exclusive_group()
         instead.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
         instead.add_argument("--status", action="store_true", help="print how far it is instead")
@@ -394,33 +415,31 @@ def run_set_aliases(args: argparse.Namespace, client: AnyClient) -> None:
         if not equals:
             raise InputError(f"{shorten(pair)} is not ALIAS=INDEX")
         actions.append(AliasAction("create", alias, index))
-    _update_aliases(client, actions)
+    _update_aliases(args, client, actions)
 
 
 def run_delete_aliases(args: argparse.Namespace, client: AnyClient) -> None:
     """Take aliases away."""
-    _update_aliases(client, [AliasAction("delete", alias) for alias in args.aliases])
+    _update_aliases(args, client, [AliasAction("delete", alias) for alias in args.aliases])
 
 
 def run_rename_alias(args: argparse.Namespace, client: AnyClient) -> None:
     """Give an alias another name."""
-    _update_aliases(client, [AliasAction("rename", args.alias, args.to)])
+    _update_aliases(args, client, [AliasAction("rename", args.alias, args.to)])
 
 
 def run_list_aliases(args: argparse.Namespace, client: AnyClient) -> None:
     """Print the aliases."""
     aliases = client.aliases()
     rows = [(alias.alias, alias.target, alias.index or "(no more)") for alias in aliases]
-    print(format_table([("ALIAS", "POINTS AT", "INDEX"), *rows]))
+    print_result(args, format_table([("ALIAS", "POINTS AT", "INDEX"), *rows]), *aliases)
 
 
 def run_make_snapshot(args: argparse.Namespace, client: AnyClient) -> None:
     """Make a snapshot."""
     snapshot = client.create_snapshot(args.name)
-    print(
-        f"{snapshot.index}: snapshot {snapshot.id}, {snapshot.documents} documents, "
-        f"{_format_size(snapshot.bytes)}"
-    )
+    what = f"{snapshot.documents} documents, {_format_size(snapshot.bytes)}"
+    print_result(args, f"{snapshot.index}: snapshot {snapshot.id}, {what}", snapshot)
 
 
 def run_list_snapshots(args: argparse.Namespace, client: AnyClient) -> None:
@@ -430,7 +449,8 @@ def run_list_snapshots(args: argparse.Namespace, client: AnyClient) -> None:
         (s.id, _format_time(s.created), str(s.documents), _format_size(s.bytes), s.encoder)
         for s in listing.data
     ]
-    print(format_table([("SNAPSHOT", "MADE", "DOCUMENTS", "SIZE", "ENCODER"), *rows]))
+    head = ("SNAPSHOT", "MADE", "DOCUMENTS", "SIZE", "ENCODER")
+    print_result(args, format_table([head, *rows]), *listing.data)
     for reason in listing.refused.values():
         print_note(reason)
 
@@ -439,7 +459,8 @@ def run_delete_snapshots(args: argparse.Namespace, client: AnyClient) -> None:
     """Delete snapshots."""
     for id in args.ids:
         client.delete_snapshot(args.name, id)
-        print(f"{args.name}: snapshot {id} deleted")
+        text = f"{args.name}: snapshot {id} deleted"
+        print_result(args, text, {"id": id, "deleted": True})
 
 
 def run_restore(args: argparse.Namespace, client: AnyClient) -> None:
@@ -451,7 +472,8 @@ def run_restore(args: argparse.Namespace, client: AnyClient) -> None:
             raise InputError(f"{args.name} has no snapshot that can be used")
         snapshot = snapshots[0].id
     info = client.restore_snapshot(args.name, snapshot, into=args.into)
-    print(f"{info.name}: restored from {snapshot}, {info.documents} documents")
+    text = f"{info.name}: restored from {snapshot}, {info.documents} documents"
+    print_result(args, text, info)
     warn_of_outdated_prompts([info])
 
 
@@ -470,7 +492,8 @@ def run_rebuild(args: argparse.Namespace, client: AnyClient) -> None:
     """Rebuild an index, print how far that is, or cancel it."""
     if args.cancel:
         client.cancel_rebuild(args.name)
-        print(f"{args.name}: rebuild cancelled")
+        text = f"{args.name}: rebuild cancelled"
+        print_result(args, text, {"index": args.name, "cancelled": True})
         return
     if args.status:
         rebuild = client.rebuild_status(args.name)
@@ -484,7 +507,7 @@ def run_rebuild(args: argparse.Namespace, client: AnyClient) -> None:
         )
         if not args.no_wait:
             rebuild = _wait_for_rebuild(client, rebuild)
-    print(_describe_rebuild(rebuild))
+    print_result(args, _describe_rebuild(rebuild), rebuild)
     if rebuild.state == "failed":
         raise CondenseryError(f"{rebuild.index}: {rebuild.reason}")
 
@@ -517,8 +540,10 @@ def _format_size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def _update_aliases(client: AnyClient, actions: list[AliasAction]) -> None:
-    client.update_aliases(actions)
+def _update_aliases(
+    args: argparse.Namespace, client: AnyClient, actions: list[AliasAction]
+) -> None:
+    aliases = client.update_aliases(actions)
     words = {"create": "set to", "rename": "renamed", "delete": "deleted"}
-    for action in actions:
-        print(f"{action.alias}: {words[action.verb]} {action.target or ''}".rstrip())
+    lines = (f"{a.alias}: {words[a.verb]} {a.target or ''}".rstrip() for a in actions)
+    print_result(args, "\n".join(lines), *aliases)

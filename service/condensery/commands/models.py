@@ -14,10 +14,12 @@ from condensery.commands.common import (
     AnyClient,
     Parsers,
     add_action,
+    add_json_argument,
     add_server_arguments,
     connect,
     format_table,
     print_note,
+    print_result,
     require_extra,
 )
 from condensery.errors import CondenseryError, InputError
@@ -46,8 +48,9 @@ def add_store_actions(actions: Parsers) -> None:
     """Add the actions that read and fill the stores; ``report`` may ask a server instead."""
     add_store_action = partial(add_action, actions, add_where=add_store_arguments)
     help = "list the stored models, broken ones with the reason"
-    with add_store_action("list", run_list, help):
-        pass
+    with add_store_action("list", run_list, help) as listing:
+        json_help = "print one JSON object a model instead"
+        listing.add_argument("--json", action="store_true", help=json_help)
     with add_store_action("show", run_show, "print a model's manifest, as JSON") as show:
         show.add_argument("name", metavar="NAME")
     help = "hash a model's files again, or every model's"
@@ -201,7 +204,9 @@ def run_list(args: argparse.Namespace) -> int:
                 where,
             )
         )
-    print(format_table(rows))
+    names = [column.lower() for column in rows[0]]
+    models = [dict(zip(names, row, strict=True)) for row in rows[1:]]
+    print_result(args, format_table(rows), *models)
     for line in broken:
         print_note(line)
     return 0
@@ -335,6 +340,7 @@ def add_server_actions(actions: Parsers) -> None:
             version_help = "in the store, a whole number (default: the highest)"
             loading.add_argument("--version", metavar="N", help=version_help)
             loading.set_defaults(again=again)
+            add_json_argument(loading)
     description = (
         "Unload a model: its last requests are finished first, and its memory is free when this"
         " returns."
@@ -344,15 +350,17 @@ def add_server_actions(actions: Parsers) -> None:
         unload.add_argument("name", metavar="NAME")
         force_help = "though it is a default, or an index's encoder"
         unload.add_argument("--force", action="store_true", help=force_help)
+        add_json_argument(unload)
     description = (
         "Set aliases of models, or remove them, all at once; then list them. A restart keeps them."
     )
     help = "list, set and remove a server's aliases of models"
     with add_action(actions, "alias", run_alias, help, description) as alias:
         alias.add_argument("aliases", nargs="*", metavar="ALIAS=MODEL", help="ALIAS= removes one")
+        add_json_argument(alias)
     help = "list a server's stored models, and which serve"
-    with add_action(actions, "status", run_status, help):
-        pass
+    with add_action(actions, "status", run_status, help) as status:
+        add_json_argument(status, "one JSON object a stored version")
 
 
 def run_load(args: argparse.Namespace, client: AnyClient) -> None:
@@ -361,18 +369,20 @@ def run_load(args: argparse.Namespace, client: AnyClient) -> None:
     info, previous = loaded.model, loaded.previous
     model = f"{info.name} version {info.version} ({info.fingerprint})"
     if not loaded.changed:
-        print(f"{model} served already")
+        text = f"{model} served already"
     elif previous is None:
-        print(f"{model} serves, loaded in {loaded.seconds:.1f} s")
+        text = f"{model} serves, loaded in {loaded.seconds:.1f} s"
     else:
-        print(f"{model} serves in place of version {previous.version}, in {loaded.seconds:.1f} s")
+        text = f"{model} serves in place of version {previous.version}, in {loaded.seconds:.1f} s"
+    print_result(args, text, loaded)
     _note_stranded(loaded.stranded_indexes)
 
 
 def run_unload(args: argparse.Namespace, client: AnyClient) -> None:
     """Unload a model."""
     unloaded = client.unload_model(args.name, force=args.force)
-    print(f"{unloaded.id} version {unloaded.version}: unloaded in {unloaded.seconds:.1f} s")
+    text = f"{unloaded.id} version {unloaded.version}: unloaded in {unloaded.seconds:.1f} s"
+    print_result(args, text, unloaded)
     _note_stranded(unloaded.stranded_indexes)
 
 
@@ -390,8 +400,9 @@ def run_alias(args: argparse.Namespace, client: AnyClient) -> None:
         aliases = client.set_aliases(changes)
     else:
         aliases = {info.name: info.alias_of for info in client.models() if info.alias_of}
-    for alias, target in sorted(aliases.items()):
-        print(f"{alias} -> {target}")
+    lines = [f"{alias} -> {target}" for alias, target in sorted(aliases.items())]
+    if lines or args.json:
+        print_result(args, "\n".join(lines), {"aliases": aliases})
 
 
 def run_status(args: argparse.Namespace, client: AnyClient) -> None:
@@ -399,7 +410,7 @@ def run_status(args: argparse.Namespace, client: AnyClient) -> None:
     models = client.stored_models()
     rows = [("NAME", "VERSION", "STATE", "REASON")]
     rows += [(model.name, model.version, model.state, model.reason) for model in models]
-    print(format_table(rows))
+    print_result(args, format_table(rows), *models)
 
 
 def _note_stranded(indexes: tuple[str, ...]) -> None:

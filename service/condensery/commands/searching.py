@@ -3,10 +3,18 @@
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from condensery.commands.ask import add_search_arguments
-from condensery.commands.common import AnyClient, Parsers, add_action, print_entry, read_text
+from condensery.commands.common import (
+    AnyClient,
+    Parsers,
+    add_action,
+    add_json_argument,
+    json_fields,
+    print_entry,
+    read_text,
+)
 from condensery.commands.terminal import paint
 from condensery.errors import InputError
 from condensery.sentences import nearest_sentence, words_of
@@ -53,11 +61,7 @@ def add_query(actions: Parsers) -> None:
         query.add_argument(
             "--model", help="with --rerank: a reranker or pair; the server's default else"
         )
-        query.add_argument(
-            "--json",
-            action="store_true",
-            help="print one JSON object a passage, as REST's; relevance_score is the reranker's",
-        )
+        add_json_argument(query, "one JSON object a passage, with the reranker's relevance_score,")
 
 
 def run_query(args: argparse.Namespace, client: AnyClient) -> None:
@@ -69,7 +73,7 @@ def run_query(args: argparse.Namespace, client: AnyClient) -> None:
     for found in find_passages(args, client, text):
         if args.json:
             scored = {} if found.relevance is None else {"relevance_score": found.relevance}
-            print_entry(**asdict(found.hit), **scored)
+            print_entry(**json_fields(found.hit), **scored)
         else:
             print(describe_found(found, text))
 

@@ -1,40 +1,10 @@
 """The models of a running server, by the command line: against a real REST door."""
 
-import asyncio
-import socket
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from condensery.api.rest.http import RestServer
 from condensery.cli import main
-from condensery.jobs.indexes import create_index
-from condensery.jobs.services import Services
-
-
-@pytest.fixture
-def url(services: Services) -> Iterator[str]:
-    """A REST door in a thread of its own, with stand-in models."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def start() -> RestServer:
-        await create_index(services, "kb", encoder="other")
-        rest = RestServer(services, listener)
-        await rest.started()
-        return rest
-
-    rest = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    asyncio.run_coroutine_threadsafe(rest.stop(0), loop).result(60)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def test_models_load_reload_and_unload(
