@@ -208,7 +208,7 @@ def serving(store: Path, folder: Path, *flags: str) -> Iterator[LiveServer]:
     assert status == 0, log.read_text()
 
 
-def wait_for(log: Path, line: str, process: "subprocess.Popen[bytes]", seconds: float = 90) -> str:
+def wait_for(log: Path, line: str, process: "subprocess.Popen[bytes]", seconds: float = 270) -> str:
     """Return a process's output once it holds ``line`` and what is said in one go with it."""
     deadline = time.monotonic() + seconds
     while line not in (text := log.read_text()):

@@ -346,8 +346,10 @@ async def compare_texts(
     )
 
 
-async def embed_sparse(services: Services, text: str, *, model: str | None = None) -> NoReturn:
-    """Refuse a text's sparse vector: no kind of model here gives weights by token.
+async def embed_sparse(
+    services: Services, texts: Sequence[str], *, model: str | None = None
+) -> NoReturn:
+    """Refuse the sparse vectors of texts: no kind of model here gives weights by token.
 
     Raises:
         ModelNotFound: No such model.

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from condensery.errors import ModelInUse, ModelNotFound, Unavailable
+from condensery.errors import ModelInUse, ModelNotFound, Unavailable, shorten
 from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.services import Services
 from condensery.values import (
@@ -158,6 +158,35 @@ def list_models(services: Services) -> list[ModelInfo]:
         if target is not None:
             infos.append(replace(target, id=alias, alias_of=target.name))
     return infos
+
+
+def find_model(services: Services, name: str) -> ModelInfo:
+    """Return a running model by its name or an alias.
+
+    Raises:
+        ModelNotFound: It does not run; the message says why, and lists those that do.
+    """
+    running = list_models(services)
+    for info in running:
+        if info.name == name:
+            return info
+    reason = services.registry.refusals().get(services.registry.aliases.resolve(name))
+    why = f"was refused: {reason}" if reason else "does not exist"
+    raise ModelNotFound(
+        f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in running)}.",
+        field="model",
+        value=name,
+    )
+
+
+def list_rerankers(services: Services) -> list[ModelInfo]:
+    """List what reranks, and its aliases: first what does where no model is named."""
+    rerankers = {info.name for info in services.registry.models("reranker")}
+    if not rerankers:
+        return []
+    default = services.registry.scorer().info.name
+    infos = [info for info in list_models(services) if (info.alias_of or info.name) in rerankers]
+    return sorted(infos, key=lambda info: info.name != default)
 
 
 def is_serving(services: Services, name: str) -> bool | None:

@@ -13,15 +13,18 @@ from contextvars import ContextVar
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2 import DESCRIPTOR as REFLECTION_V1ALPHA
 from grpc_reflection.v1alpha.reflection_pb2 import (
     ServerReflectionRequest,
     ServerReflectionResponse,
 )
 
 from condensery.api import ports
-from condensery.api.grpc import condensery_v1, health, streaming, tei_v1
+from condensery.api.grpc import condensery_v1, health, inference_v2, streaming, tei_v1
 from condensery.api.grpc.condensery_v1 import RpcMethod
 from condensery.api.grpc.errors import CallContext, abort_call, abort_with_error, status_code_of
 from condensery.api.grpc.streaming import (
@@ -48,13 +51,13 @@ from condensery.jobs.accounting import count_refusals
 from condensery.jobs.models import list_capabilities
 from condensery.jobs.services import RequestLimits, Services
 from condensery.request_context import RequestContext, serving_request
-from condensery.stubs import condensery_v1_pb2, tei_v1_pb2
+from condensery.stubs import condensery_v1_pb2, inference_v2_pb2, tei_v1_pb2
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 _log = logging.getLogger(__name__)
 
-CONTRACTS = (condensery_v1_pb2.DESCRIPTOR, tei_v1_pb2.DESCRIPTOR)
-ALL_METHODS = (*condensery_v1.METHODS, *tei_v1.METHODS)
+CONTRACTS = (condensery_v1_pb2.DESCRIPTOR, tei_v1_pb2.DESCRIPTOR, inference_v2_pb2.DESCRIPTOR)
+ALL_METHODS = (*condensery_v1.METHODS, *tei_v1.METHODS, *inference_v2.METHODS)
 # TEI's clients check by the health of these services that the model is of the kind they need.
 TEI_SERVICE_TASKS = {
     "tei.v1.Embed": "embed",
@@ -70,6 +73,7 @@ METADATA_FACTOR = 4
 # Calls beside those that admission and health accept: for descriptions, and for calls being
 # refused. A call over all of these is refused at once, with RESOURCE_EXHAUSTED.
 SPARE_CALLS = 64
+REFLECTION_V1_SERVICE = "grpc.reflection.v1.ServerReflection"
 # Calls at once of one connection; a client holds back more until some have ended.
 CALLS_PER_CONNECTION = 1024
 MIN_PING_SECONDS = 10.0
@@ -239,9 +243,7 @@ async def start_server(
     services.health.watch(checks.set_ready)
     services.registry.watch(checks.notify)
     server.add_generic_rpc_handlers((checks.handler(),))
-    server.add_generic_rpc_handlers(
-        (_make_reflection((*names, health.HEALTH_SERVICE, reflection.SERVICE_NAME)),)
-    )
+    server.add_generic_rpc_handlers(_make_reflection((*names, health.HEALTH_SERVICE)))
     check_free(host, port, "grpc_port")  # gRPC itself would log an alarm of its own
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -273,8 +275,8 @@ def _read_credentials(tls: Tls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(key, cert)])
 
 
-def _make_reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
-    """Return the service that describes the others.
+def _make_reflection(names: Collection[str]) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Return the services that describe the others: v1alpha's, and v1, which differs by name alone.
 
     As ``reflection.enable_server_reflection`` makes it, but for malformed messages: those would
     come back as UNKNOWN, each with a traceback in the log. Read as empty, they get an error reply.
@@ -286,13 +288,27 @@ def _make_reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
         except DecodeError:
             return ServerReflectionRequest()
 
+    _describe_reflection_v1()
+    services = (reflection.SERVICE_NAME, REFLECTION_V1_SERVICE)
     handler = grpc.stream_stream_rpc_method_handler(
-        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        reflection.aio.ReflectionServicer((*names, *services)).ServerReflectionInfo,
         request_deserializer=read,
         response_serializer=ServerReflectionResponse.SerializeToString,
     )
     methods = {"ServerReflectionInfo": handler}
-    return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, methods)
+    return tuple(grpc.method_handlers_generic_handler(name, methods) for name in services)
+
+
+def _describe_reflection_v1() -> None:
+    """Add v1's description, which grpcio lacks, to those that reflection finds."""
+    pool, described = descriptor_pool.Default(), FileDescriptorProto()
+    REFLECTION_V1ALPHA.CopyToProto(described)
+    renamed = text_format.MessageToString(described).replace("v1alpha", "v1")
+    v1 = text_format.Parse(renamed, FileDescriptorProto())
+    try:
+        pool.FindFileByName(v1.name)
+    except KeyError:
+        pool.AddSerializedFile(v1.SerializeToString())
 
 
 def _max_message_bytes(limits: RequestLimits) -> int:

@@ -140,7 +140,7 @@ async def refuse_sparse(
     services: Services, request: pb.EmbedSparseRequest, model: str | None
 ) -> bytes:
     """Refuse a sparse vector."""
-    await embed_sparse(services, request.inputs, model=model)
+    await embed_sparse(services, [request.inputs], model=model)
 
 
 async def embed_all(services: Services, request: pb.EmbedAllRequest, model: str | None) -> bytes:

@@ -8,12 +8,13 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from condensery.api.rest.io import PIECE_NUMBERS, read_body, result_headers, write_list
-from condensery.api.rest.schemas.inference import OpenAIEmbedRequest
+from condensery.api.rest.schemas.inference import OpenAIEmbedRequest, given_once
 from condensery.encodings import Encoded, Encoding
+from condensery.errors import InputError, rename_field
 from condensery.jobs.accounting import count_request
 from condensery.jobs.embed import check_scaled, embed, encode_vectors
 from condensery.jobs.services import Services
-from condensery.values import Described, Embedded, TokenUsage
+from condensery.values import Described, Embedded, TokenUsage, TruncationDirection
 
 OCTET_STREAM = "application/octet-stream"
 
@@ -45,24 +46,31 @@ class Embeddings(TypedDict):
 async def openai_embeddings(request: Request, services: Services) -> Response:
     """Embed texts, as OpenAI does; base64 is of little-endian numbers, exact."""
     body = await read_body(request, services, OpenAIEmbedRequest)
-    encoding = body.embed_dtype or "float32"
     with count_request(services, body.model, "embed", "rest"):
-        check_scaled(body.normalize, encoding)
-        result = await embed(
-            services,
-            body.input,
-            model=body.model,
-            prompt_name=body.prompt_name,
-            input_type=body.input_type,
-            instruction=body.instruction,
-            normalize=body.normalize,
-            truncate=body.truncate,
-            side=body.truncation_direction,
-            dimensions=body.dimensions,
-        )
+        form, dtype = _read_form(body)
+        encoding = dtype or "float32"
+        normalize = given_once(body, "normalize", "normalized")
+        truncate, side = _read_truncation(body)
+        check_scaled(normalize, encoding)
+        dimensions = given_once(body, "dimensions", "output_dimension")
+        with rename_field(
+            "dimensions", "output_dimension" if body.output_dimension else "dimensions"
+        ):
+            result = await embed(
+                services,
+                body.input,
+                model=body.model,
+                prompt_name=body.prompt_name,
+                input_type=body.input_type,
+                instruction=body.instruction,
+                normalize=normalize,
+                truncate=truncate,
+                side=side,
+                dimensions=dimensions,
+            )
         with services.metrics.stage(result.model, "serialize"):
             rows = await encode_vectors(result, encoding)
-            if body.encoding_format == "bytes":
+            if form == "bytes":
                 return _bytes_reply(result, rows, encoding)
             within: Embeddings = {
                 "object": "list",
@@ -70,10 +78,10 @@ async def openai_embeddings(request: Request, services: Services) -> Response:
                 "model": result.model,
                 "usage": TokenUsage(result.tokens),
             }
-            if body.embed_dtype is not None:
-                within["embed_dtype"] = encoding
+            if dtype is not None:
+                within["embed_dtype"] = dtype
                 within["dims"] = result.vectors.shape[1]
-            vectors = map(encode_base64, rows) if body.encoding_format == "base64" else rows
+            vectors = map(encode_base64, rows) if form == "base64" else rows
             return await write_list(
                 (
                     Embedding(object="embedding", index=place, embedding=vector)
@@ -84,6 +92,33 @@ async def openai_embeddings(request: Request, services: Services) -> Response:
                 field="data",
                 headers=result_headers(result),
             )
+
+
+def _read_form(body: OpenAIEmbedRequest) -> tuple[str, Encoding | None]:
+    """Return how vectors are written, and what their numbers are where that is asked for.
+
+    Jina's ``embedding_type`` is either; Voyage's ``float`` and Jina's are the default.
+    """
+    jina = body.embedding_type
+    if jina == "base64":
+        form = given_once(body, "encoding_format", "embedding_type")
+        dtype = given_once(body, "embed_dtype", "output_dtype")
+    else:
+        form = body.encoding_format or "float"
+        dtype = given_once(body, "embed_dtype", "embedding_type", "output_dtype")
+    return form, None if dtype == "float" else dtype
+
+
+def _read_truncation(body: OpenAIEmbedRequest) -> tuple[bool, TruncationDirection]:
+    """Return whether too long a text is cut, and where: NIM says both in one field."""
+    wanted = given_once(body, "truncate", "truncation")
+    if isinstance(wanted, str):
+        side: TruncationDirection = "left" if wanted == "START" else "right"
+        if "truncation_direction" in body.model_fields_set and side != body.truncation_direction:
+            where = f"{wanted} cuts at the other end than truncation_direction."
+            raise InputError.at("truncate", where, wanted)
+        return wanted != "NONE", side
+    return wanted is not False, body.truncation_direction
 
 
 def _bytes_reply(result: Embedded, rows: Encoded, encoding: Encoding) -> Response:

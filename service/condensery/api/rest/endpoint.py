@@ -5,6 +5,7 @@ The guard bounds a request's time, and makes errors replies of the route's famil
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -30,6 +31,8 @@ ErrorTypes = tuple[type[CondenseryError], ...]
 
 # A queue ends what is late in it itself, and counts it as that; this margin lets it be first.
 LATE_MARGIN_SECONDS = 0.01
+
+_SLASHES = re.compile("/{2,}")
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +83,9 @@ class Route:
 class RouteTable:
     """Finds the routes of a path, before anything else is known of a request.
 
+    What takes GET takes HEAD too. Where a path is none, it is taken without the slashes that
+    clients put at the end of theirs or between it and that of their base.
+
     Args:
         table: Of two patterns that match, the first counts; a path without a pattern goes first.
     """
@@ -90,6 +96,9 @@ class RouteTable:
         for route in table:
             target = patterns if "{" in route.path else self._exact
             target.setdefault(route.path, {})[route.method] = route
+        for routes in (*self._exact.values(), *patterns.values()):
+            if "GET" in routes:
+                routes["HEAD"] = routes["GET"]  # uvicorn sends the head of the reply alone
         self.methods = sorted({route.method for route in table})
         self._patterns = [(compile_path(path)[0], routes) for path, routes in patterns.items()]
 
@@ -98,6 +107,9 @@ class RouteTable:
         exact = self._exact.get(path)
         if exact is not None:
             return exact, {}
+        plain = _SLASHES.sub("/", path).rstrip("/") or "/"
+        if plain != path:
+            return self.find(plain)
         for regex, routes in self._patterns:
             if match := regex.match(path):
                 return routes, match.groupdict()

@@ -392,7 +392,9 @@ def _check_key(keys: Keys, headers: Headers, access: Access) -> str | None:
 
 
 def _family_of_unknown_path(path: str) -> Family:
-    """Return the family of paths without a route."""
+    """Return the family of paths without a route; ``/vertex`` is one of a build of TEI."""
+    if path == "/vertex":
+        return "tei"
     return "kserve" if path.startswith("/v2/") else "openai"
 
 

@@ -14,7 +14,7 @@ from condensery.api.rest.schemas.service import (
     ModelAliasesRequest,
     UnloadModelRequest,
 )
-from condensery.errors import InputError, ModelNotFound, Unavailable, shorten
+from condensery.errors import InputError, Unavailable, shorten
 from condensery.jobs import models
 from condensery.jobs.models import (
     read_model_card,
@@ -110,28 +110,14 @@ async def list_models(_request: Request, services: Services) -> Response:
     return write_json(Models(models.list_models(services)))
 
 
+async def list_rerankers(_request: Request, services: Services) -> Response:
+    """List the models that rerank and their aliases, the default first."""
+    return write_json(Models(models.list_rerankers(services)))
+
+
 async def show_model(request: Request, services: Services) -> Response:
     """Return one model."""
-    return write_json(find_model(services, request.path_params["name"]))
-
-
-def find_model(services: Services, name: str) -> ModelInfo:
-    """Return a running model by its name or an alias.
-
-    Raises:
-        ModelNotFound: It does not run; the message says why, and lists those that do.
-    """
-    running = models.list_models(services)
-    for info in running:
-        if info.name == name:
-            return info
-    reason = services.registry.refusals().get(services.registry.aliases.resolve(name))
-    why = f"was refused: {reason}" if reason else "does not exist"
-    raise ModelNotFound(
-        f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in running)}.",
-        field="model",
-        value=name,
-    )
+    return write_json(models.find_model(services, request.path_params["name"]))
 
 
 async def reload_model(request: Request, services: Services) -> Response:

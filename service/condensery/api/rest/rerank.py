@@ -16,8 +16,14 @@ from condensery.api.rest.io import (
     read_body,
     result_headers,
     write_list,
+    write_lists,
 )
-from condensery.api.rest.schemas.inference import NimRankingRequest, RerankRequest, TeiRerankRequest
+from condensery.api.rest.schemas.inference import (
+    NimRankingRequest,
+    RerankRequest,
+    TeiRerankRequest,
+    given_once,
+)
 from condensery.api.rest.validation import validate_body
 from condensery.errors import InputError
 from condensery.jobs.accounting import count_request
@@ -56,6 +62,13 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
+class VoyageRanking(Ranking):
+    """The same with the results where Voyage's clients look for them, too."""
+
+    data: list[Rank] = field(default_factory=list, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NimRank:
     """One passage's place, as NIM gives it."""
 
@@ -70,7 +83,8 @@ class NimRanking:
     rankings: list[NimRank] = field(default_factory=list)
 
 
-AnyRanking = list[tei.TeiRank] | Ranking
+V1Ranking = Ranking | VoyageRanking
+AnyRanking = list[tei.TeiRank] | V1Ranking
 
 
 async def any_rerank(request: Request, services: Services) -> Response:
@@ -112,6 +126,8 @@ async def v2_rerank(request: Request, services: Services) -> Response:
 async def nim_ranking(request: Request, services: Services) -> Response:
     """Rank passages, as NVIDIA's NIM does: logits, the best first."""
     body = await read_body(request, services, NimRankingRequest)
+    if body.model is None:  # a path may name it
+        body = body.model_copy(update={"model": request.path_params.get("name")})
     with count_request(services, body.model, "rerank", "rest"):
         result = await rerank(
             services,
@@ -120,6 +136,7 @@ async def nim_ranking(request: Request, services: Services) -> Response:
             model=body.model,
             truncate=body.truncate == "END",
             raw_scores=True,
+            top_n=body.top_k,
             field="passages",
         )
         with services.metrics.stage(result.model, "serialize"):
@@ -141,9 +158,9 @@ async def _rerank_documents(
             body.query,
             [document.text for document in body.documents],
             model=body.model,
-            truncate=body.truncate,
+            truncate=given_once(body, "truncate", "truncation") is not False,
             raw_scores=body.raw_scores,
-            top_n=body.top_n,
+            top_n=given_once(body, "top_n", "top_k"),
         )
         with services.metrics.stage(result.model, "serialize"):
             ranks: list[Rank] = [
@@ -153,17 +170,15 @@ async def _rerank_documents(
             if body.return_documents:
                 for rank, item in zip(ranks, result.items, strict=True):
                     rank["document"] = PassageText(item.text) if wrapped else item.text
-            ranking = Ranking(
+            is_voyages = not body.model_fields_set.isdisjoint(("top_k", "truncation"))
+            ranking = (VoyageRanking if is_voyages else Ranking)(
                 id=f"rerank_{secrets.token_hex(12)}",
                 created=int(time.time()),
                 model=result.model,
                 usage=TokenUsage(result.tokens),
                 meta={"api_version": {"version": version}, "billed_units": {"search_units": 1}},
             )
-            return await write_list(
-                ranks,
-                PIECE_TEXTS,
-                within=ranking,
-                field="results",
-                headers=result_headers(result),
+            lists = dict.fromkeys(
+                ("results", "data") if is_voyages else ("results",), (ranks, PIECE_TEXTS)
             )
+            return await write_lists(ranking, lists, headers=result_headers(result))

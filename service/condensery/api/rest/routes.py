@@ -27,6 +27,8 @@ ANSWER_ERRORS: ErrorTypes = (
 )
 # Another server may write these answers; those that are compared the pair writes itself.
 WRITTEN_ERRORS: ErrorTypes = (*ANSWER_ERRORS, errors.AnswerServerFault, errors.AnswerServerSlow)
+# As from a NIM that has rerankers alone, and as NVIDIA's own API has it.
+NIM_RANKINGS = ("/v1/ranking", "/rerank/v1/ranking", "/v1/retrieval/{name:path}/reranking")
 OPENAI_EMBEDDINGS = ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
 
 
@@ -48,6 +50,7 @@ INFERENCE_ROUTES = (
             path,
             embeddings.openai_embeddings,
             "embed",
+            family="rerank",  # Jina's and Voyage's clients ask here, too
             body=inference.OpenAIEmbedRequest,
             reply=embeddings.Embeddings,
             other_media=embeddings.OCTET_STREAM,
@@ -62,6 +65,13 @@ INFERENCE_ROUTES = (
         "embed",
         body=inference.TeiEmbedAllRequest,
         reply=tei.TokenVectors,
+    ),
+    _tei_route(
+        "/embed_sparse",
+        tei.tei_embed_sparse,
+        "embed",
+        body=inference.TeiEmbedAllRequest,
+        fails=(*ENCODE_ERRORS, errors.ModelCannot),
     ),
     _tei_route(
         "/similarity",
@@ -114,17 +124,28 @@ INFERENCE_ROUTES = (
         reply=cohere.CohereByType,
     ),
     _rerank_route(
-        "/v1/rerank", rerank.v1_rerank, "rerank", body=inference.RerankRequest, reply=rerank.Ranking
-    ),
-    _rerank_route(
-        "/v2/rerank", rerank.v2_rerank, "rerank", body=inference.RerankRequest, reply=rerank.Ranking
-    ),
-    _rerank_route(
-        "/v1/ranking",
-        rerank.nim_ranking,
+        "/v1/rerank",
+        rerank.v1_rerank,
         "rerank",
-        body=inference.NimRankingRequest,
-        reply=rerank.NimRanking,
+        body=inference.RerankRequest,
+        reply=rerank.V1Ranking,
+    ),
+    _rerank_route(
+        "/v2/rerank",
+        rerank.v2_rerank,
+        "rerank",
+        body=inference.RerankRequest,
+        reply=rerank.V1Ranking,
+    ),
+    *(
+        _rerank_route(
+            path,
+            rerank.nim_ranking,
+            "rerank",
+            body=inference.NimRankingRequest,
+            reply=rerank.NimRanking,
+        )
+        for path in NIM_RANKINGS
     ),
 )
 
@@ -325,7 +346,17 @@ PLOT_PARAMETER = {
 }
 
 REPORT_PATH = "/v1/models/{name}/report"
-KSERVE_MODEL_PATH = "/v2/models/{name}"
+VERSION_PARAMETER = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "description": "The model's version that serves.",
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9:._-]+$"},
+}
+KSERVE_MODEL_PATHS: dict[str, tuple[dict[str, Any], ...]] = {
+    "/v2/models/{name}": (),
+    "/v2/models/{name}/versions/{version}": (VERSION_PARAMETER,),
+}
 MODEL_ALIASES_PATH = "/v1/models/aliases"
 
 
@@ -363,9 +394,11 @@ MODEL_ADMIN_ROUTES = (
 )
 
 _kserve_route = partial(Route, "GET", family="kserve")
+_infer_route = partial(Route, "POST", family="kserve")
 
 ABOUT_ROUTES = (
     Route("GET", "/v1/models", models.list_models, reply=models.Models),
+    Route("GET", "/rerank/v1/models", models.list_rerankers, reply=models.Models),
     Route("GET", "/models", infinity.list_infinity_models, reply=infinity.InfinityModels),
     # Before the path whose names may hold slashes, which would match these too.
     *MODEL_ADMIN_ROUTES,
@@ -398,17 +431,37 @@ ABOUT_ROUTES = (
     Route("GET", "/docs", page.show_docs, media="text/html"),
     Route("GET", "/openapi.json", openapi.show_openapi, reply=dict[str, Any]),
     _kserve_route("/v2", kserve.kserve_server, reply=kserve.KServeServer),
-    _kserve_route(
-        KSERVE_MODEL_PATH,
-        kserve.kserve_model,
-        reply=kserve.KServeModel,
-        fails=(errors.ModelNotFound,),
+    *(
+        _kserve_route(
+            path,
+            kserve.kserve_model,
+            reply=kserve.KServeModel,
+            parameters=parameters,
+            fails=(errors.ModelNotFound,),
+        )
+        for path, parameters in KSERVE_MODEL_PATHS.items()
     ),
-    _kserve_route(
-        f"{KSERVE_MODEL_PATH}/ready",
-        kserve.kserve_model_ready,
-        reply=kserve.KServeModelReady,
-        fails=(errors.ModelNotFound, *UNREADY_ERRORS),
+    *(
+        _infer_route(
+            f"{path}/infer",
+            kserve.kserve_infer,
+            body=inference.KServeInferRequest,
+            reply=kserve.KServeInferred,
+            other_media=embeddings.OCTET_STREAM,
+            parameters=parameters,
+            fails=(*ENCODE_ERRORS, errors.ModelCannot),
+        )
+        for path, parameters in KSERVE_MODEL_PATHS.items()
+    ),
+    *(
+        _kserve_route(
+            f"{path}/ready",
+            kserve.kserve_model_ready,
+            reply=kserve.KServeModelReady,
+            parameters=parameters,
+            fails=(errors.ModelNotFound, *UNREADY_ERRORS),
+        )
+        for path, parameters in KSERVE_MODEL_PATHS.items()
     ),
 )
 

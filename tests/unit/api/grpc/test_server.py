@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import StatusCode
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from condensery.api import ports
 from condensery.api.grpc.server import GrpcServer, start_server
@@ -413,13 +414,27 @@ async def test_the_request_id_comes_back_with_an_error(channel: grpc.aio.Channel
     assert trailer(error, "x-request-id") == "mine"
 
 
-async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
-    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
-        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+async def test_reflection_describes_the_services_and_itself(
+    channel: grpc.aio.Channel, version: str
+) -> None:
+    own = f"grpc.reflection.{version}.ServerReflection"
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=own),
+    ]
+    call = channel.stream_stream(f"/{own}/ServerReflectionInfo")(
+        iter([request.SerializeToString() for request in asked])
     )
-    (reply,) = [reply async for reply in call]
-    names = {service.name for service in reply.list_services_response.service}
-    assert {"condensery.v1.Rag", "tei.v1.Embed", "grpc.health.v1.Health"} <= names
+    listed, described = [
+        reflection_pb2.ServerReflectionResponse.FromString(item) async for item in call
+    ]
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"condensery.v1.Rag", "tei.v1.Embed", "grpc.health.v1.Health", own} <= names
+    (data,) = described.file_descriptor_response.file_descriptor_proto
+    described_file = FileDescriptorProto.FromString(data)
+    assert f"{described_file.package}.{described_file.service[0].name}" == own
+    assert f".grpc.reflection.{version}." in described_file.service[0].method[0].input_type
 
 
 async def test_a_malformed_question_about_the_services_gets_an_error_reply(
@@ -429,7 +444,7 @@ async def test_a_malformed_question_about_the_services_gets_an_error_reply(
     call = channel.stream_stream(path)(iter([b"\xff\xff", b"\x3a\x00"]))
     bad, good = [reflection_pb2.ServerReflectionResponse.FromString(item) async for item in call]
     assert bad.error_response.error_code == StatusCode.INVALID_ARGUMENT.value[0]
-    assert len(good.list_services_response.service) == 14
+    assert len(good.list_services_response.service) == 16
     assert await call.code() is StatusCode.OK
     assert caplog.records == []
 

@@ -10,6 +10,7 @@ COHERE = {"texts": ["a", "b"], "input_type": "search_query"}
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 CREATE_ALIAS = {"create_alias": {"alias": "live", "index": "kb"}}
 BARE = {"with_text": False, "with_metadata": False}
+TENSOR = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 REQUESTS = [
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}),
     ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
@@ -36,6 +37,9 @@ REQUESTS = [
     ("POST", "/v2/rerank", QUESTION),
     ("POST", "/v1/ranking", {"query": {"text": "q"}, "passages": [{"text": "a"}]}),
     ("POST", "/v1/rerank", {**QUESTION, "return_documents": True}),
+    ("POST", "/v1/rerank", {**QUESTION, "top_k": 1}),
+    ("POST", "/rerank/v1/ranking", {"query": {"text": "q"}, "passages": [{"text": "a"}]}),
+    ("POST", "/v1/retrieval/pair/reranking", {"query": {"text": "q"}, "passages": [{"text": "a"}]}),
     ("POST", "/v1/rag/answer", QUESTION),
     ("POST", "/v1/rag/answer", {**QUESTION, "logprobs": 2}),
     ("POST", "/v1/rag/answer", {**QUESTION, "compression": {"mode": "off"}}),
@@ -78,7 +82,12 @@ REQUESTS = [
     ("DELETE", "/v1/indexes/kb", None),
     ("GET", "/v1/models", None),
     ("GET", "/models", None),
+    ("GET", "/rerank/v1/models", None),
     ("GET", "/v1/models/words", None),
+    ("GET", "/v2/models/words/versions/sha256:words", None),
+    ("POST", "/v2/models/words/infer", {"inputs": [TENSOR]}),
+    ("POST", "/v2/models/words/versions/sha256:words/infer", {"inputs": [TENSOR], "id": "a"}),
+    ("GET", "/v2/models/words/versions/sha256:words/ready", None),
     ("GET", "/v1/models/pair/report", None),
     ("POST", "/v1/models/aliases", {"aliases": {"best": "other"}}),
     ("GET", "/v1/models/aliases", None),
@@ -111,6 +120,7 @@ async def request_every_route(client, registry) -> AsyncIterator[tuple[str, str,
     for method, path, body in REQUESTS:
         template = path.replace("/kb", "/{name}").replace("/ctx_...", "/{name}")
         template = template.replace("/snap_...", "/{snapshot}")
+        template = template.replace("/sha256:words", "/{version}")
         for name in ("words", "pair"):
             template = template.replace(f"/{name}", "/{name}")
         asked = path.replace("ctx_...", held).replace("snap_...", made)

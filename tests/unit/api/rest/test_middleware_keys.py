@@ -148,11 +148,11 @@ async def test_no_key_and_a_wrong_one_are_refused_alike(line, keyed, headers):
 async def test_a_refusal_has_the_body_of_its_family(line, keyed):
     bodies = {
         path: json.loads((await line(path, b"{}").run()).content)
-        for path in ("/embed", "/v1/rerank", "/v1/embeddings", "/rerank")
+        for path in ("/embed", "/v1/rerank", "/v1/compress", "/rerank")
     }
     assert bodies["/embed"].keys() == bodies["/rerank"].keys() == {"error", "error_type"}
     assert bodies["/v1/rerank"].keys() == {"message", "detail", "error"}
-    assert bodies["/v1/embeddings"].keys() == {"error"}
+    assert bodies["/v1/compress"].keys() == {"error"}
     asked = await line("/v2", method="GET").run()
     assert isinstance(asked.error, str)
 

@@ -31,7 +31,14 @@ from condensery.api.rest.schemas.inference import (
 )
 from condensery.api.rest.validation import validate_body
 from condensery.jobs.accounting import count_request
-from condensery.jobs.embed import compare_texts, decode_tokens, embed, embed_tokens, tokenize
+from condensery.jobs.embed import (
+    compare_texts,
+    decode_tokens,
+    embed,
+    embed_sparse,
+    embed_tokens,
+    tokenize,
+)
 from condensery.jobs.models import (
     ModelDescription,
     describe_model,
@@ -135,6 +142,13 @@ async def tei_embed_all(request: Request, services: Services) -> Response:
         )
         with services.metrics.stage(result.model, "serialize"):
             return await write_list(result.vectors, 1, headers=result_headers(result))
+
+
+async def tei_embed_sparse(request: Request, services: Services) -> Response:
+    """Refuse sparse vectors, as TEI does where its model gives none: no model here does."""
+    body = await read_body(request, services, TeiEmbedAllRequest)
+    with count_request(services, body.model, "embed", "rest"):
+        await embed_sparse(services, body.inputs, model=body.model)
 
 
 async def tei_similarity(request: Request, services: Services) -> Response:

@@ -5,7 +5,7 @@ fields. Ours refuse them, so that a misspelt option is not silently without effe
 Types are strict: "5" is not 5, and 1 is not true.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -77,6 +77,21 @@ def refuse_many_fields(data: Any) -> Any:
     return data
 
 
+def given_once(body: BaseModel, *names: str) -> Any:
+    """Return the value of the field that is given, of several that mean the same in other words.
+
+    None where none is; null is as if it were left out.
+
+    Raises:
+        InputError: Several are given.
+    """
+    values = {name: getattr(body, name) for name in names if name in body.model_fields_set}
+    given = {name: value for name, value in values.items() if value is not None}
+    if len(given) > 1:
+        raise InputError.at(names[0], f"means the same as others: give one of {', '.join(given)}.")
+    return next(iter(given.values()), None)
+
+
 def as_document(value: Any) -> Any:
     """Wrap a document that is only its text."""
     return {"text": value} if isinstance(value, str) else value
@@ -104,6 +119,21 @@ def lower_case(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+NimTruncate = Literal["NONE", "START", "END"]
+
+
+def read_truncate(value: Any) -> Any:
+    """Read whether too long a text is cut, or NIM's word for where.
+
+    Raises:
+        InputError: It is neither.
+    """
+    if value is None or isinstance(value, bool) or value in get_args(NimTruncate):
+        return value
+    words = ", ".join(get_args(NimTruncate))
+    raise InputError.at("truncate", f"{shorten(value)} is neither true, false nor {words}.", value)
+
+
 TruncationSide = Annotated[
     TruncationDirection,
     BeforeValidator(lower_case, json_schema_input_type=Literal["Right", "Left"]),
@@ -125,8 +155,9 @@ class OpenAIEmbedRequest(Lenient):
         BeforeValidator(lambda value: one_or_many(value, "input"), json_schema_input_type=Texts),
     ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
     model: str | None = Field(default=None, description="An encoder; by default the default one.")
-    encoding_format: Literal["float", "base64", "bytes"] = Field(
-        default="float", description="bytes: the reply is the vectors' bytes, row by row."
+    encoding_format: Literal["float", "base64", "bytes"] | None = Field(
+        default=None,
+        description="null: float. bytes: the reply is the vectors' bytes, row by row.",
     )
     embed_dtype: Encoding | None = Field(
         default=None, description="What a vector's numbers are; null: float32."
@@ -147,8 +178,26 @@ class OpenAIEmbedRequest(Lenient):
         "prompt `instruction` says how they read one.",
     )
     normalize: bool | None = Field(default=None, description="null: as the model declares.")
-    truncate: bool = Field(default=True, description="false: too long a text is an error.")
+    truncate: Annotated[
+        bool | NimTruncate | None,
+        BeforeValidator(read_truncate, json_schema_input_type=bool | NimTruncate | None),
+    ] = Field(
+        default=True,
+        description="false or NONE: too long a text is an error. START and END: where it is cut, "
+        "as NIM says it.",
+    )
     truncation_direction: TruncationSide = "right"
+    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = Field(
+        default=None, description="Jina's word for `encoding_format` and `embed_dtype`."
+    )
+    normalized: bool | None = Field(default=None, description="Jina's word for `normalize`.")
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
+        default=None, description="Voyage's word for `embed_dtype`."
+    )
+    output_dimension: int | None = Field(
+        default=None, ge=1, description="Voyage's word for `dimensions`."
+    )
+    truncation: bool | None = Field(default=None, description="Voyage's word for `truncate`.")
 
 
 class TeiEmbedRequest(Lenient):
@@ -293,6 +342,12 @@ class RerankRequest(Lenient):
     return_documents: bool | None = None
     raw_scores: bool = False
     truncate: bool = True
+    top_k: int | None = Field(
+        default=None, ge=1, description="Voyage's word for `top_n`: the reply has its `data` too."
+    )
+    truncation: bool | None = Field(
+        default=None, description="Voyage's word for `truncate`; as for `top_k`."
+    )
 
 
 class RankedText(Lenient):
@@ -307,6 +362,43 @@ class NimRankingRequest(Lenient):
     query: RankedText
     passages: Many[RankedText]
     model: str | None = None
+    top_k: int | None = Field(default=None, ge=1, description="Return so many of the best.")
     truncate: Literal["NONE", "END"] = Field(
         default="NONE", description="NONE: too long a text is an error."
     )
+
+
+class KServeInput(Lenient):
+    """A tensor that KServe's and Triton's clients send."""
+
+    name: str
+    datatype: str = Field(description="BYTES: models here take texts.")
+    shape: list[int]
+    data: list[Any] | None = Field(
+        default=None, description="The texts; null where they follow the JSON as bytes."
+    )
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="`binary_data_size`, where they do."
+    )
+
+
+class KServeOutput(Lenient):
+    """A tensor that the reply is to have."""
+
+    name: str
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="`binary_data`: whether its numbers follow the JSON as bytes."
+    )
+
+
+class KServeInferRequest(Lenient):
+    """``POST /v2/models/{name}/infer``."""
+
+    inputs: Many[KServeInput] = Field(description="Those of the model's metadata.")
+    outputs: Many[KServeOutput] | None = Field(default=None, description="null: all.")
+    parameters: dict[str, Any] | None = Field(
+        default=None,
+        description="`binary_data_output`, and the options of what the model does, such as "
+        "`truncate`, `input_type` and `raw_scores`.",
+    )
+    id: str | None = Field(default=None, description="Comes back in the reply.")
