@@ -180,6 +180,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[CondenseryError], str]] = {
     "an empty stop string": ({"index": "samples", "stop": ["a", ""]}, InputError, "stop[1]"),
     "too many stop strings": ({"index": "samples", "stop": ["a"] * 17}, InputError, "stop"),
     "an empty question": ({"question": " ", "index": "samples"}, InputError, "query"),
+    "a question of nothing that is seen": (
+        {"question": "\u200b\u0301\u00ad", "index": "samples"},
+        InputError,
+        "query",
+    ),
     "too long a question": ({"question": "q" * 2**20, "index": "samples"}, InputError, "query"),
 }
 

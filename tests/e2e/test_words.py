@@ -13,6 +13,7 @@ from tests.conftest import LiveServer, serving
 
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
+from condensery.errors import InputError
 from condensery.question import NOT_FOUND, Answer, Delta
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,60 @@ def test_an_answer_that_stands_in_its_passage_ten_times_has_one_place(client: An
     (citation,) = answer.citations
     assert passage[citation.answer_start : citation.answer_end] == answer.answer
     assert "Rhine" in answer.answer
+
+
+def check(answer: Answer, passage: str | None = None) -> None:
+    """Check that an answer says where it stands, or that it does not, or what is near."""
+    places = [c for c in answer.citations if c.answer_start is not None]
+    if answer.finish_reason == "not_found":
+        assert (answer.answer, answer.grounded) == (NOT_FOUND, None)
+        assert answer.snippets
+        for snippet in answer.snippets:
+            assert 0 < len(snippet.text) <= 300
+            assert passage is None or passage[snippet.start : snippet.end] == snippet.text
+        return
+    assert answer.snippets == ()
+    assert bool(places) is answer.grounded
+    words = [c.text[c.answer_start - c.start : c.answer_end - c.start] for c in places]
+    assert not words or any(each and each in answer.answer for each in words)
+
+
+ODD_QUESTIONS = {
+    "another language": "In welchem Jahr sank die Vasa?",
+    "another script": "湖はどこですか",
+    "one word": "Mendel",
+    "no word": "?!",
+    "no letter": "🍕",
+    "5,000 characters": "What did Mendel study in his garden? " * 135 + "Peas",
+}
+ODD_PASSAGES = {
+    "table": "| lake | depth |\n|---|---|\n| Constance | 251 m |\n| Geneva | 310 m |\n" * 20,
+    "code": "def lake(name):\n    return lakes[name]\n\nx = lake('Constance')\n" * 20,
+    "one word": "lake",
+    "no sentence": "lake " * 700,
+    "no blank": "x" * 3900,
+    "no word": "…!?",
+}
+
+
+@pytest.mark.parametrize("kind", ODD_QUESTIONS)
+def test_an_odd_question_is_answered_or_not_found(client: Any, kind: str) -> None:
+    for least in (None, 0.0):
+        check(client.answer(ODD_QUESTIONS[kind], index="samples", min_relevance=least))
+
+
+@pytest.mark.parametrize("kind", ODD_PASSAGES)
+def test_an_odd_passage_is_read_or_nothing_is_found_in_it(client: Any, kind: str) -> None:
+    passage = ODD_PASSAGES[kind]
+    for least in (1.0, 0.0):
+        asked = {"documents": [passage], "min_relevance": least}
+        check(client.answer("How deep is Lake Constance?", **asked), passage)
+
+
+def test_a_question_in_which_nothing_is_seen_is_refused(client: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        client.answer("\u200b\u0301\u00ad", index="samples")
+    assert caught.value.field == "query"
 
 
 def test_where_none_is_found_the_nearest_sentences_are_shown(client: Any) -> None:

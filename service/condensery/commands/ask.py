@@ -198,12 +198,17 @@ def run_ask(args: argparse.Namespace, client: AnyClient) -> int:
 def print_stream(events: Iterable[AnswerEvent]) -> Answer:
     """Print the answer as it comes; returns the whole."""
     whole: Answer | None = None
-    for event in events:
-        if isinstance(event, Delta):
-            print(event.text, end="", flush=True)
-        elif isinstance(event, Answer):
-            whole = event
-    print()
+    begun = False
+    try:
+        for event in events:
+            if isinstance(event, Delta):
+                print(event.text, end="", flush=True)
+                begun = True
+            elif isinstance(event, Answer):
+                whole = event
+    finally:
+        if begun or whole is not None:  # a failure is told on a line of its own
+            print()
     assert whole is not None  # else the client raises an error
     return whole
 

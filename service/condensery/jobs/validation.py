@@ -8,6 +8,7 @@ from condensery.errors import EmptyInput, InputError, PayloadTooLarge, shorten
 from condensery.index.filters import read_filter
 from condensery.jobs.interfaces import OscarModel
 from condensery.jobs.services import RequestLimits
+from condensery.jobs.text_form import fold_character
 from condensery.question import (
     MAX_STOP_CHARS,
     MAX_STOPS,
@@ -158,9 +159,10 @@ def check_sources(question: Question) -> None:
 
 
 def check_query(limits: RequestLimits, oscar: OscarModel, text: str) -> None:
-    """Refuse a question that is blank, far too long, or no Unicode text."""
+    """Refuse a question in which nothing can be seen, far too long, or no Unicode text."""
     check_text(text, "query", max_chars_of(limits, oscar.info))
-    if not text.strip():
+    # Control characters, zero-width ones and marks without a letter are no token of any model's.
+    if not any(fold_character(character)[0] for character in text):
         raise InputError.at("query", "the question is empty.", text)
 
 

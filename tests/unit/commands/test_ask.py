@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from condensery.cli import main
 from condensery.client.questions import make_question
 from condensery.commands.ask import describe_compression, describe_flops
+from condensery.errors import AnswerServerFault
 from condensery.question import (
     Agreement,
     Answer,
@@ -162,6 +164,21 @@ def test_where_none_is_found_the_nearest_sentences_are_shown_and_the_status_is_3
     # A comparison is made all the same.
     client.reply = Comparison(whole, ANSWER, Agreement(False, 0.0, None), 1.0)
     assert main(["ask", "why?", "--compare"]) == 0
+
+
+def test_where_the_server_fails_amid_an_answer_its_beginning_stands_and_the_status_is_1(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*said: str) -> Iterator[Delta]:
+        yield from map(Delta, said)
+        raise AnswerServerFault("The server that writes answers broke off.")
+
+    for said, printed in (("Lake", " Con"), "Lake Con\n"), ((), ""):
+        client.reply = failing(*said)
+        assert main(["ask", "why?"]) == 1
+        out, err = capsys.readouterr()
+        assert out == printed
+        assert "broke off" in err
 
 
 def test_a_comparison_prints_both_answers_their_agreement_and_the_time(

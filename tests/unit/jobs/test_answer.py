@@ -162,6 +162,7 @@ async def test_leaving_early_stops_the_generator(services, registry):
         ({"documents": DOCUMENTS, "top_n": -1}, InputError, "rerank.top_n: -1"),
         ({"index": "kb", "top_k": 1000}, InputError, "index.top_k: 1000"),
         ({"documents": DOCUMENTS, "query": " "}, InputError, "query: the question is empty"),
+        ({"documents": DOCUMENTS, "query": "\u200b\u0301 \x01"}, InputError, "question is empty"),
         ({"documents": [Document("a", "a" * 4001)]}, InputError, r"documents\[0\]\.text: 4001"),
         ({"documents": DOCUMENTS, "model": "nobody"}, ModelNotFound, "'nobody'"),
         ({"index": "nowhere"}, IndexNotFound, "'nowhere'"),
