@@ -18,11 +18,10 @@ from condensery.commands.common import (
     add_document_arguments,
     ask_server,
     format_table,
-    open_documents,
-    read_text,
     shorten_line,
 )
 from condensery.commands.terminal import paint, shows_colours
+from condensery.documents.records import open_documents, read_text
 from condensery.errors import shorten
 from condensery.question import (
     Answer,

@@ -1,33 +1,28 @@
-"""What commands share: printing, which server they ask, texts and documents read from files."""
+"""What commands share: printing, which server they ask, arguments of documents."""
 
 import argparse
 import dataclasses
 import errno
-import itertools
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from condensery import wire
 from condensery.client.transports import DEFAULT_URL
 from condensery.commands.terminal import paint
+from condensery.documents.records import FileFormat
 from condensery.errors import (
     AnswerServerUnavailable,
     CondenseryError,
-    InputError,
     Unavailable,
-    shorten,
 )
 from condensery.parsers import Parser
-from condensery.values import Document
 
 if TYPE_CHECKING:
     from condensery.client.grpc import GrpcClient
@@ -216,11 +211,6 @@ def complete_url(address: str, scheme: str) -> str:
     return f"{scheme}://{host}{port}{slash}{path}"
 
 
-FileFormat = Literal["jsonl", "text"]
-JSON_SUFFIXES = (".jsonl", ".ndjson")
-STDIN = "-"
-
-
 def add_document_arguments(parser: argparse.ArgumentParser, dest: str, **count: Any) -> None:
     """Add the arguments of a file of documents, or (``nargs``) of several."""
     parser.add_argument(
@@ -240,191 +230,3 @@ def add_format_argument(parser: argparse.ArgumentParser) -> None:
         choices=get_args(FileFormat),
         help="of the file; default: by its suffix, of standard input by its first line",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of a file, without its end."""
-
-    source: str
-    number: int
-    text: str
-    end: int  # bytes read so far
-
-    def fail(self, problem: str) -> InputError:
-        """Return the error that says what is wrong with this line."""
-        return InputError(f"{self.source}, line {self.number}: {problem}")
-
-
-@contextmanager
-def open_lines(path: str) -> Iterator[Iterator[Line]]:
-    """Read a UTF-8 file, or standard input, line by line.
-
-    Raises:
-        InputError: The file can't be read; on iteration, a line is not UTF-8.
-    """
-    if path == STDIN:
-        yield _read_lines(sys.stdin.buffer, "standard input")
-        return
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(Path(path).open("rb"))
-        except OSError as error:
-            raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-        yield _read_lines(file, path)
-
-
-@contextmanager
-def open_documents(
-    path: str, form: FileFormat | None, *, stdin_prefix: str = "stdin"
-) -> Iterator[Iterator[tuple[Document, int]]]:
-    """Read a file's documents, each with the bytes read so far.
-
-    Args:
-        stdin_prefix: Of the ids of paragraphs from standard input; a file's is its name.
-
-    Raises:
-        InputError: The file is empty, or can't be read; on iteration, a line is no document.
-    """
-    with open_lines(path) as lines:
-        first = next(lines, None)
-        if first is None:
-            raise InputError(f"{'standard input' if path == STDIN else path}: is empty")
-        prefix = stdin_prefix if path == STDIN else Path(path).stem
-        form = form or guess_format(path, first)
-        yield parse_documents(itertools.chain([first], lines), form, prefix)
-
-
-def read_text(argument: str) -> str:
-    """Return a text of the command line; ``-`` stands for all of standard input.
-
-    Raises:
-        InputError: Standard input is empty, not UTF-8, or was read already.
-    """
-    if argument != STDIN:
-        return argument
-    with open_lines(STDIN) as lines:
-        text = "\n".join(line.text for line in lines).strip()
-    if not text:
-        raise InputError("standard input: is empty, or was read already")
-    return text
-
-
-def read_texts(path: str, form: FileFormat | None) -> list[str]:
-    """Return a file's texts: of JSON lines each one's, of plain text its lines.
-
-    Raises:
-        InputError: The file can't be read, or a line of JSON holds no text.
-    """
-    with open_lines(path) as lines:
-        first = next(lines, None)
-        if first is None:
-            return []
-        form = form or guess_format(path, first)
-        whole = itertools.chain([first], lines)
-        if form == "text":
-            return [line.text for line in whole]
-        return [_read_json_text(line) for line in whole if line.text.strip()]
-
-
-def _read_json_text(line: Line) -> str:
-    entry = _read_json(line)
-    if isinstance(entry, str):
-        return entry
-    if not isinstance(entry, dict):
-        raise line.fail(f"it is a string, or an object with text, not {shorten(entry)}")
-    return _read_string(line, entry, "text")
-
-
-def _read_string(line: Line, entry: dict[str, Any], name: str) -> str:
-    if name not in entry:
-        raise line.fail(f"{name}: is missing")
-    if not isinstance(value := entry[name], str):
-        raise line.fail(f"{name}: must be a string, not {shorten(value)}")
-    return value
-
-
-def parse_documents(
-    lines: Iterable[Line], form: FileFormat, prefix: str
-) -> Iterator[tuple[Document, int]]:
-    """Yield each document and the bytes read so far.
-
-    Args:
-        form: ``jsonl``: one object a line, with ``id``, ``text`` and perhaps ``metadata``; what
-            other fields it has become metadata. ``text``: one document a paragraph; paragraphs
-            end at empty lines.
-        prefix: Of the ids of paragraphs: ``prefix-1``, ``prefix-2``, ...
-
-    Raises:
-        InputError: A line is no document; the message names file, line and field.
-    """
-    return _parse_json(lines) if form == "jsonl" else _parse_text(lines, prefix)
-
-
-def guess_format(path: str, first: Line | None) -> FileFormat:
-    """Guess the format by the file's name, or for standard input by the first line."""
-    if path == STDIN:
-        return "jsonl" if first is not None and first.text.lstrip().startswith("{") else "text"
-    return "jsonl" if Path(path).suffix.lower() in JSON_SUFFIXES else "text"
-
-
-def _read_lines(file: BinaryIO, source: str) -> Iterator[Line]:
-    end = 0
-    try:
-        for number, raw in enumerate(file, 1):
-            end += len(raw)
-            try:
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{source}, line {number}: not UTF-8 at byte {error.start + 1} of the line"
-                ) from error
-            yield Line(source, number, text.rstrip("\r\n"), end)
-    except OSError as error:  # a directory opens, and fails when read
-        raise InputError(f"{source}: can't be read: {error.strerror or error}") from error
-
-
-def _parse_json(lines: Iterable[Line]) -> Iterator[tuple[Document, int]]:
-    for line in lines:
-        if not line.text.strip():
-            continue
-        yield _read_entry(line, _read_json(line)), line.end
-
-
-def _read_json(line: Line) -> Any:
-    try:
-        return json.loads(line.text, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise line.fail(f"not JSON: {error}") from error
-
-
-def _read_entry(line: Line, entry: Any) -> Document:
-    if not isinstance(entry, dict):
-        raise line.fail(f"a document is an object with id and text, not {shorten(entry)}")
-    id, text = (_read_string(line, entry, name) for name in ("id", "text"))
-    metadata = entry.get("metadata", {})
-    if not isinstance(metadata, dict):
-        raise line.fail(f"metadata: must be an object, not {shorten(metadata)}")
-    others = {
-        name: value for name, value in entry.items() if name not in ("id", "text", "metadata")
-    }
-    return Document(id, text, {**others, **metadata})
-
-
-def _parse_text(lines: Iterable[Line], prefix: str) -> Iterator[tuple[Document, int]]:
-    paragraph: list[str] = []
-    number, end = 0, 0
-    for line in lines:
-        end = line.end
-        if line.text.strip():
-            paragraph.append(line.text)
-        elif paragraph:
-            number += 1
-            yield Document(f"{prefix}-{number}", "\n".join(paragraph)), end
-            paragraph = []
-    if paragraph:
-        yield Document(f"{prefix}-{number + 1}", "\n".join(paragraph)), end
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from condensery.commands.common import STDIN, Parsers, format_table, read_text
+from condensery.commands.common import Parsers, format_table
+from condensery.documents.records import STDIN, read_text
 from condensery.errors import InputError
 from condensery.networks.effir_paper import BILLION, counts
 from condensery.networks.llm2comp_cost import LENGTHS, PAPER_COUNTS, MemoryCost, paper_costs

@@ -9,7 +9,6 @@ import numpy as np
 from tqdm import tqdm
 
 from condensery.commands.common import (
-    STDIN,
     AnyClient,
     Parsers,
     add_format_argument,
@@ -18,9 +17,8 @@ from condensery.commands.common import (
     print_entry,
     print_note,
     print_result,
-    read_text,
-    read_texts,
 )
+from condensery.documents.records import STDIN, read_text, read_texts
 from condensery.errors import InputError
 from condensery.values import Floats
 

@@ -1,38 +1,30 @@
 """``condensery index``: make, fill, search, empty and maintain indexes."""
 
 import argparse
-import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from condensery.commands.ask import add_filter_argument
 from condensery.commands.common import (
-    STDIN,
     AnyClient,
     Parsers,
     add_action,
-    add_document_arguments,
     add_json_argument,
     format_table,
-    open_documents,
     print_entry,
     print_note,
     print_result,
 )
 from condensery.commands.searching import add_query
 from condensery.commands.terminal import confirm
+from condensery.documents.files import KINDS
 from condensery.errors import CondenseryError, InputError, shorten
-from condensery.values import AliasAction, Document, IndexInfo, Rebuild, StoredDocument
-
-# A request: enough texts to fill the server's batches, and well under its limit of bytes.
-BATCH_DOCUMENTS = 128
-BATCH_CHARS = 500_000
+from condensery.values import AliasAction, IndexInfo, Rebuild, StoredDocument
 
 POLL_SECONDS = 0.5  # between looks at a rebuild
 
@@ -90,18 +82,14 @@ def add_index(parsers: Parsers) -> None:
 def add_document_actions(actions: Parsers) -> None:
     """Add what is done with an index's documents."""
     description = (
-        "Write documents from a file into an index, which is made if it is not there. Documents of"
-        " the same ids are replaced. Those that are there already, as they are in the file, are"
+        "Write documents from files and folders into an index, which is made if it is not there."
+        " Of a file that changed all documents are replaced; what is there already, as it is, is"
         " passed over: a run that was cut short, here or on the server, goes on where it was when"
-        " it is repeated."
+        " it is repeated. With status 4, something could not be read, and is listed."
     )
-    help = "write documents from a file into an index"
+    help = "write documents from files and folders into an index"
     with add_action(actions, "add", run_add, help, description) as add:
-        name_help = "the index; default: the file's name without its suffix"
-        add.add_argument("name", metavar="NAME", nargs="?", help=name_help)
-        add_document_arguments(add, "file")
-        again_help = "write also what is there already, as it is"
-        add.add_argument("--again", action="store_true", help=again_help)
+        add_file_arguments(add)
     add_query(actions)
     with add_action(actions, "count", run_count, "count documents and passages") as count:
         count.add_argument("name", metavar="NAME")
@@ -128,6 +116,49 @@ def add_document_actions(actions: Parsers) -> None:
         add_json_argument(delete)
 
 
+def add_file_arguments(add: argparse.ArgumentParser) -> None:
+    """Add what says which files are added, and how they are read."""
+    name_help = "the index; default: the name of the first path, without its suffix"
+    add.add_argument("name", metavar="NAME", nargs="?", help=name_help)
+    path_help = (
+        "a folder, with all below it, or a file: Markdown, text, JSON, JSON lines and tables with a"
+        " row of names; - is standard input, JSON lines or a document a paragraph"
+    )
+    add.add_argument("paths", metavar="PATH", nargs="+", help=path_help)
+    add.add_argument(
+        "--glob",
+        action="append",
+        metavar="PATTERN",
+        help="of folders, read only what matches, as ignore files have patterns: '*.md',"
+        " 'guide/**', '!draft*'; may be repeated",
+    )
+    sync_help = "delete the documents of files that are gone from a folder"
+    add.add_argument("--sync", action="store_true", help=sync_help)
+    prefix_help = "what ids begin with; default: the name of the folder"
+    add.add_argument("--prefix", metavar="NAME", help=prefix_help)
+    again_help = "write also what is there already, as it is"
+    add.add_argument("--again", action="store_true", help=again_help)
+    add.add_argument("--format", choices=KINDS, help="default: by each file's suffix")
+    encoding_help = "of text, where a file does not say; default: %(default)s"
+    add.add_argument("--encoding", default="utf-8", help=encoding_help)
+    add.add_argument(
+        "--id-column", metavar="NAME", help="of tables and records, the id; default: id, or _id"
+    )
+    add.add_argument(
+        "--text-column",
+        action="append",
+        metavar="NAME",
+        help="of tables and records, the text; may be repeated; default: text",
+    )
+
+
+def run_add(args: argparse.Namespace, client: AnyClient) -> int:
+    """Write what paths lead to; 4 if something of it could not be read."""
+    from condensery.commands.adding import add_paths  # late: `--help` does without it
+
+    return add_paths(args, client)
+
+
 def run_create(args: argparse.Namespace, client: AnyClient) -> None:
     """Make an index."""
     info = client.create_index(
@@ -140,55 +171,6 @@ def run_create(args: argparse.Namespace, client: AnyClient) -> None:
     text = f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}"
     print_result(args, text, info)
     warn_of_outdated_prompts([info])
-
-
-def run_add(args: argparse.Namespace, client: AnyClient) -> None:
-    """Write a file's documents, batch by batch."""
-    name = args.name or name_index(args.file)
-    with open_documents(args.file, args.format, stdin_prefix=name) as documents:
-        make_index(client, name)
-        write_documents(client, name, documents, measure_file(args.file), again=args.again)
-
-
-def write_documents(
-    client: AnyClient,
-    name: str,
-    read: Iterable[tuple[Document, int]],
-    size: int | None,
-    *,
-    again: bool = False,
-) -> None:
-    """Write documents as they are read; those written before an error stay, and are reported.
-
-    Args:
-        read: Each document, and the bytes read so far.
-        size: Bytes of all; None if it is not known.
-    """
-    documents = passages = skipped = at = 0
-    look_up = not again and client.count(name)[0] > 0
-    try:
-        with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=None) as bar:
-            for batch, end in batch_documents(read):
-                new = find_missing(client, name, batch) if look_up else batch
-                skipped += len(batch) - len(new)
-                if new:
-                    written = client.upsert(name, new)
-                    documents += written.documents
-                    passages += written.passages
-                bar.set_postfix_str(f"{documents} documents", refresh=False)
-                bar.update(end - at)
-                at = end
-    except (CondenseryError, KeyboardInterrupt):
-        print_note(f"{name}: {documents} documents were written before this stopped")
-        raise
-    already = f"; {skipped} were there already" if skipped else ""
-    print(f"{name}: {documents} documents written, {passages} passages{already}")
-
-
-def find_missing(client: AnyClient, name: str, batch: list[Document]) -> list[Document]:
-    """Return the documents that an index does not hold, or holds with another content."""
-    stored = {document.id: document for document in client.get(name, [d.id for d in batch])}
-    return [document for document in batch if stored.get(document.id) != document]
 
 
 def run_count(args: argparse.Namespace, client: AnyClient) -> None:
@@ -279,51 +261,6 @@ def describe_kind(info: IndexInfo) -> str:
     """Return an index's kind; one that is not trained yet is searched as a flat one."""
     until = "" if info.trains_at is None else f" (flat until it has {info.trains_at:,})"
     return f"{info.kind}{until}"
-
-
-def make_index(client: AnyClient, name: str) -> None:
-    """Make the index unless it (or an alias of the name) is there, whatever its settings."""
-    names = [info.name for info in client.list_indexes()]
-    if name not in [*names, *(alias.alias for alias in client.aliases())]:
-        client.create_index(name)
-        print_note(f"{name}: index created")
-
-
-def batch_documents(
-    read: Iterable[tuple[Document, int]],
-) -> Iterator[tuple[list[Document], int]]:
-    """Yield documents by batches, with the bytes read so far.
-
-    An id that comes twice begins a new batch, so that the later document replaces the earlier.
-    """
-    batch: dict[str, Document] = {}
-    chars, at = 0, 0
-    for document, end in read:
-        full = len(batch) == BATCH_DOCUMENTS or chars + len(document.text) > BATCH_CHARS
-        if batch and (full or document.id in batch):
-            yield list(batch.values()), at
-            batch, chars = {}, 0
-        batch[document.id] = document
-        chars += len(document.text)
-        at = end
-    if batch:
-        yield list(batch.values()), at
-
-
-def name_index(file: str) -> str:
-    """Make an index's name of a file's: lower case, without characters that names can't hold."""
-    if file == STDIN:
-        raise InputError("standard input makes no index name; give NAME before it")
-    name = re.sub(r"[^a-z0-9._-]+", "-", Path(file).stem.lower()).strip("-._")
-    if not name:
-        raise InputError(f"{file}: makes no index name; give NAME before it")
-    return name[:64]
-
-
-def measure_file(file: str) -> int | None:
-    """Return a file's bytes; None for a pipe."""
-    path = Path("/dev/stdin") if file == STDIN else Path(file)
-    return path.stat().st_size if path.is_file() else None
 
 
 # Aliases, snapshots and rebuilds

@@ -13,9 +13,9 @@ from condensery.commands.common import (
     add_json_argument,
     json_fields,
     print_entry,
-    read_text,
 )
 from condensery.commands.terminal import paint
+from condensery.documents.records import read_text
 from condensery.errors import InputError
 from condensery.sentences import nearest_sentence, words_of
 from condensery.values import Hit

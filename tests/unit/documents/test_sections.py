@@ -1,0 +1,71 @@
+from condensery.documents.markdown import read_markdown
+from condensery.documents.sections import HEADED_CHARS, PLAIN_CHARS, Section, make_documents
+from condensery.values import Document
+
+
+def documents(markdown: str) -> list[Document]:
+    return list(make_documents("notes/a.md", read_markdown(markdown)))
+
+
+def test_a_heading_is_context_of_what_is_under_it_and_no_document_of_its_own() -> None:
+    text = (
+        "# Elements\n\n## Radium\n\nIt *glows*.\n\nStill.\n\n### In `use`\n\n- watches\n\n"
+        "Helium\n======\nrises\n"
+    )
+    assert documents(text) == [
+        Document(
+            "notes/a.md#radium",
+            "Elements > Radium\n\nIt *glows*.\n\nStill.",
+            {"heading": ["Elements", "Radium"], "line": 5},
+        ),
+        Document(
+            "notes/a.md#in-use",
+            "Elements > Radium > In use\n\n- watches",
+            {"heading": ["Elements", "Radium", "In use"], "line": 11},
+        ),
+        Document("notes/a.md#helium", "Helium\n\nrises", {"heading": ["Helium"], "line": 15}),
+    ]
+
+
+def test_what_only_looks_like_a_heading_is_text() -> None:
+    text = "# A\n\n```\n# comment\n```\n\n> # quoted\n\n- # listed\n"
+    (document,) = documents(text)
+    assert document.text == "A\n\n```\n# comment\n```\n\n> # quoted\n\n- # listed"
+
+
+def test_front_matter_gives_its_title_and_comments_are_left_out() -> None:
+    (document,) = documents("---\ntitle: 'My page'\ntags: [a]\n---\n<!-- secret -->\n\nWords.\n")
+    assert document.text == "My page\n\nWords."
+    assert document.metadata == {"heading": ["My page"], "line": 7}
+    assert documents("---\n---\nWords.")[0].text == "Words."
+
+
+def test_each_piece_of_a_long_section_begins_with_its_headings_and_nothing_is_lost() -> None:
+    sentences = [f"Sentence {i} says that {i} comes after {i - 1}." for i in range(100)]
+    made = documents("# A\n\n## B\n\n" + " ".join(sentences) + "\n\nEnd.\n")
+    assert len(made) > 5
+    assert all(document.text.startswith("A > B\n\n") for document in made)
+    assert all(len(document.text) <= HEADED_CHARS + 100 for document in made)
+    body = " ".join(document.text.removeprefix("A > B\n\n") for document in made)
+    assert body.split() == [*" ".join(sentences).split(), "End."]
+    assert len({document.id for document in made}) == len(made)
+
+
+def test_headings_of_one_name_have_different_ids() -> None:
+    made = documents("# A\n\nx\n\n# A\n\ny\n\n# A-2\n\nz\n\n# !\n\nw\n")
+    assert [document.id.split("#")[1] for document in made] == ["a", "a-2", "a-2-2", "text"]
+
+
+def test_text_without_headings_is_left_whole_up_to_what_a_request_takes() -> None:
+    section = Section(())
+    words = "word " * (PLAIN_CHARS // 5)
+    (only,) = make_documents("n", [Section((), read_markdown(f"{words[:-50]}\n\nend\n")[0].blocks)])
+    assert len(only.text) > PLAIN_CHARS - 100
+    several = list(make_documents("n", read_markdown(f"{words}\n\n{words}\n")))
+    assert len(several) > 1
+    assert list(make_documents("n", [section])) == []
+
+
+def test_line_ends_within_lines_do_not_shift_the_numbers_of_lines() -> None:
+    made = documents("# A\n\nx\u2028y\x0bz\n\n# B\n\nw\n")
+    assert [document.metadata["line"] for document in made] == [3, 7]
