@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from condensery import __version__
-from condensery.commands import ask, cost, embed, index, methods, models, serve
+from condensery.commands import ask, chat, classify, cost, embed, index, methods, models, serve
 from condensery.commands.common import Parsers, print_note
 from condensery.commands.terminal import paint
 from condensery.errors import CondenseryError, InputError, shorten
@@ -69,8 +69,10 @@ def make_parser() -> Parser:
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serve.add_serve(parsers)
     ask.add_ask(parsers)
+    chat.add_chat(parsers)
     ask.add_compress(parsers)
     embed.add_embed_and_rerank(parsers)
+    classify.add_classify_and_tokenize(parsers)
     index.add_index(parsers)
     models.add_models(parsers)
     serve.add_settings(parsers)

@@ -59,8 +59,9 @@ class Parser(argparse.ArgumentParser):
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return the end of a message that says what was perhaps meant; empty if nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    names = {name.lstrip("-"): name for name in known}  # dashes alone make no two flags alike
+    near = difflib.get_close_matches(word.lstrip("-"), list(names), n=1)
+    return f"; did you mean {names[near[0]]}?" if near else ""
 
 
 def list_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -19,6 +19,9 @@ COMMANDS = [
     *(["index", a] for a in ("create", "add", "query", "count", "delete", "drop", "list")),
     *(["models", a] for a in ("list", "show", "verify", "import")),
     ["completion"],
+    ["chat"],
+    ["classify"],
+    ["tokenize"],
 ]
 
 

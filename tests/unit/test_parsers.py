@@ -37,7 +37,7 @@ def test_a_word_that_is_not_known_gets_the_nearest_one(
 def test_a_word_that_is_near_to_nothing_gets_no_suggestion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for line in (["quux"], ["embed", "text", "--quux"]):
+    for line in (["quux"], ["embed", "text", "--quux"], ["classify", "text", "--grpc", "x"]):
         with pytest.raises(SystemExit, match="2"):
             main(line)
         assert "did you mean" not in capsys.readouterr().err

@@ -56,6 +56,26 @@ def add_ask(parsers: Parsers) -> None:
         " sentences are shown.",
     )
     parser.add_argument("question", help="- reads it from standard input")
+    add_question_arguments(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--no-compress", action="store_true", help="read the passages' own tokens instead"
+    )
+    how.add_argument(
+        "--compare", action="store_true", help="answer both ways, and say how the answers agree"
+    )
+    parser.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print the answer as it is generated (default)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    ask_server(parser, run_ask)
+
+
+def add_question_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that ``read_options`` reads, but ``--no-compress``."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--index", help=f"default: {DEFAULT_INDEX}")
     where.add_argument(
@@ -84,21 +104,6 @@ def add_ask(parsers: Parsers) -> None:
         " default: the pair's own)",
     )
     add_generation_arguments(parser)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--no-compress", action="store_true", help="read the passages' own tokens instead"
-    )
-    how.add_argument(
-        "--compare", action="store_true", help="answer both ways, and say how the answers agree"
-    )
-    parser.add_argument(
-        "--stream",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="print the answer as it is generated (default)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    ask_server(parser, run_ask)
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,15 +159,9 @@ def read_filter(text: str) -> dict[str, Any]:
     return filter
 
 
-def run_ask(args: argparse.Namespace, client: AnyClient) -> int:
-    """Ask, and print the answer, where it stands, its passages and what compression did.
-
-    Returns:
-        The exit status: ``NOT_FOUND_STATUS`` where no answer was found. A comparison is made
-        either way, so that is always 0.
-    """
-    question = read_text(args.question)
-    how: QuestionOptions = {
+def read_options(args: argparse.Namespace) -> "QuestionOptions":
+    """Return how a question is to be answered."""
+    return {
         "index": args.index or (None if args.context else DEFAULT_INDEX),
         "context": args.context,
         "search": args.search,
@@ -178,6 +177,16 @@ def run_ask(args: argparse.Namespace, client: AnyClient) -> int:
         "temperature": args.temperature,
         "seed": args.seed,
     }
+
+
+def run_ask(args: argparse.Namespace, client: AnyClient) -> int:
+    """Ask, and print the answer, where it stands, its passages and what compression did.
+
+    Returns:
+        The exit status: ``NOT_FOUND_STATUS`` where no answer was found. A comparison is made
+        either way, so that is always 0.
+    """
+    question, how = read_text(args.question), read_options(args)
     if args.compare:
         comparison = client.compare(question, **how)
         print_json(comparison) if args.json else print_comparison(comparison)

@@ -97,11 +97,14 @@ API_KEY_VARIABLE = "CONDENSERY_API_KEY"
 AnyClient: TypeAlias = "Client | GrpcClient"
 
 
-def add_server_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
+def add_server_arguments(
+    parser: argparse.ArgumentParser, *, needed: bool = True, grpc: bool = True
+) -> None:
     """Add the arguments that choose the server.
 
     Args:
         needed: Whether there is a default server; else ``args.url`` is None.
+        grpc: Whether it may be asked over gRPC, too.
     """
     group = parser.add_argument_group("server")
     address = group.add_mutually_exclusive_group()
@@ -111,7 +114,11 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
         help="where the service answers REST; http:// and the port may be left out"
         + (" (default: $CONDENSERY_URL or %(default)s)" if needed else ""),
     )
-    address.add_argument("--grpc", metavar="ADDRESS", help="use gRPC, at host:port, instead")
+    if grpc:
+        address.add_argument("--grpc", metavar="ADDRESS", help="use gRPC, at host:port, instead")
+        group.add_argument("--tls", action="store_true", help="with --grpc: expect a certificate")
+    else:
+        parser.set_defaults(grpc=None)
     group.add_argument(
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="default: %(default)s"
     )
@@ -120,7 +127,6 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
         metavar="KEY",
         help=f"a key, if the server wants one (default: ${API_KEY_VARIABLE}, which is private)",
     )
-    group.add_argument("--tls", action="store_true", help="with --grpc: expect a certificate")
     group.add_argument(
         "--ca", metavar="FILE", help="certificates to trust instead of the usual ones, PEM"
     )
@@ -149,7 +155,9 @@ def add_action(
         add_where(parser)
 
 
-def ask_server(parser: argparse.ArgumentParser, run: Callable[..., int | None]) -> None:
+def ask_server(
+    parser: argparse.ArgumentParser, run: Callable[..., int | None], *, grpc: bool = True
+) -> None:
     """Let a command ask a server: ``run`` gets a client too, and returns the status, None for 0."""
 
     def run_connected(args: argparse.Namespace) -> int:
@@ -157,7 +165,7 @@ def ask_server(parser: argparse.ArgumentParser, run: Callable[..., int | None]) 
             return run(args, client) or 0
 
     parser.set_defaults(run=run_connected)
-    add_server_arguments(parser)
+    add_server_arguments(parser, grpc=grpc)
 
 
 REFUSED_HELP = (
