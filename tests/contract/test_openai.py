@@ -242,15 +242,43 @@ def test_compressed_once_a_chat_reads_it_by_its_handle(
         ({"n": 2}, "n"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"messages": [{"role": "system", "content": "Be brief."}, USER]}, "messages"),
+        ({"messages": [{"role": "system", "content": "Be brief."}]}, "messages"),
         ({"extra_body": {}}, "documents"),
     ],
 )
-def test_what_would_be_without_effect_is_a_bad_request(
+def test_what_cannot_be_had_is_a_bad_request(
     client: openai.OpenAI, more: dict[str, Any], field: str
 ) -> None:
     asked = {"messages": [USER], "extra_body": {"documents": PASSAGES}, **more}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="oscar-mini", **asked)
     assert caught.value.param == field
+
+
+def test_a_conversation_asks_its_last_question_and_tells_what_was_not_read(
+    client: openai.OpenAI, live_server: Any
+) -> None:
+    turns: list[Any] = [{"role": "system", "content": "Be brief."}]
+    for place in range(200):
+        turns.append({"role": "user", "content": f"What is {place} and {place}?"})
+        turns.append({"role": "assistant", "content": f"{2 * place}"})
+    parts = [{"type": "text", "text": QUESTION}]
+    raw = client.chat.completions.with_raw_response.create(
+        model="oscar-mini",
+        messages=[*turns, {"role": "user", "content": parts}],
+        max_tokens=100_000,
+        frequency_penalty=0.5,
+        presence_penalty=0,
+        n=1,
+        reasoning_effort="low",
+        user="me",
+        extra_body={"documents": PASSAGES},
+    )
+    chat = raw.parse()
+    assert chat.choices[0].message.content == answer_of(live_server, documents=PASSAGES)["answer"]
+    assert raw.headers["x-ignored-messages"] == "401"
+    assert chat.model_extra
+    assert chat.model_extra["condensery"]["ignored_messages"] == 401
+    assert raw.headers["x-clamped-fields"] == "max_tokens=512"
+    ignored = raw.headers["x-ignored-fields"].split(", ")
+    assert sorted(ignored) == ["frequency_penalty", "reasoning_effort", "user"]

@@ -52,8 +52,6 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
             if isinstance(messages[-1].get("role"), str) and half(messages[-1]["role"]):
                 messages[-1]["role"] = "user"
-            if half(str(messages)):
-                body["history"] = "ignore"
         if isinstance(body.get("index"), dict) and isinstance(body["index"].get("name"), str):
             body["index"]["name"] = INDEXES[0]
         elif isinstance(body.get("index"), str):
@@ -65,5 +63,5 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
             if isinstance(body.get(field), list) and LONG < len(body[field]) <= MOST:
                 del body[field][LONG:]
         for field in ("max_tokens", "max_completion_tokens"):
-            if body.get(field) in range(FEW, 513):
+            if isinstance(body.get(field), int) and body[field] > FEW:  # a chat's is clamped
                 body[field] = FEW

@@ -1,11 +1,12 @@
 """OpenAI's chat completions: its body as a question, the answer in its format, whole or in chunks.
 
-Fields that would have no effect are refused by name.
+What would change the answer's form and can't be had (tools, several answers, JSON) is refused by
+name; all else without effect is taken, and the reply's headers say so.
 """
 
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,16 +17,24 @@ from starlette.responses import Response
 
 from condensery.api.rest.answers import answer_events, clamp_logprob
 from condensery.api.rest.errors import ErrorDetail
-from condensery.api.rest.ignored_fields import find_ignored_fields, report_ignored_fields
+from condensery.api.rest.ignored_fields import find_ignored_fields
 from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, write_json
-from condensery.api.rest.schemas.rag import ChatMessage, ChatRequest
+from condensery.api.rest.messages import (
+    NeutralValues,
+    RefusedFields,
+    Unheeded,
+    clamp_tokens,
+    find_question,
+    refuse_fields,
+    without_neutral,
+)
+from condensery.api.rest.schemas.rag import ChatRequest
 from condensery.api.rest.validation import validate_body
-from condensery.errors import InputError, rename_field, shorten
+from condensery.errors import InputError, rename_field
 from condensery.jobs.accounting import count_request
 from condensery.jobs.answer import answer_whole
-from condensery.jobs.services import Services
+from condensery.jobs.services import RequestLimits, Services
 from condensery.question import (
-    ANSWER_TOKENS,
     Answer,
     AnswerEvent,
     Citation,
@@ -41,25 +50,24 @@ from condensery.question import (
     Usage,
 )
 
-# Fields without effect here: the values that are allowed, and why others are refused.
-REFUSED_FIELDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((None, 1), "a request has one answer"),
-    "tools": ((None, []), "a pair calls no tools"),
-    "tool_choice": ((None, "none"), "a pair calls no tools"),
-    "functions": ((None, []), "a pair calls no functions"),
-    "function_call": ((None, "none"), "a pair calls no functions"),
-    "response_format": ((None, {"type": "text"}), "an answer is plain text"),
-    "modalities": ((None, [], ["text"]), "an answer is plain text"),
-    "audio": ((None,), "an answer is plain text"),
-    "logit_bias": ((None, {}), "tokens are not biased"),
-    "presence_penalty": ((None, 0), "repetition is not penalised"),
-    "frequency_penalty": ((None, 0), "repetition is not penalised"),
-    "repetition_penalty": ((None, 1), "repetition is not penalised"),
-    "reasoning_effort": ((None, "none"), "a pair does not reason first"),
-    "verbosity": ((None, "medium"), "`max_tokens` alone bounds an answer's length"),
-    "web_search_options": ((None,), "passages come from `documents`, `index` or `context`"),
-    "top_k": ((None,), "passages are counted by `index.top_k`, tokens are drawn by `top_p`"),
-    "min_p": ((None, 0), "tokens are drawn by `top_p`"),
+REFUSED_FIELDS: RefusedFields = {
+    "n": ((1,), "a request has one answer"),
+    "tools": (([],), "a pair calls no tools"),
+    "tool_choice": (("none", "auto"), "a pair calls no tools"),
+    "functions": (([],), "a pair calls no functions"),
+    "function_call": (("none", "auto"), "a pair calls no functions"),
+    "response_format": (({"type": "text"},), "an answer is plain text"),
+    "modalities": (([], ["text"]), "an answer is plain text"),
+    "audio": ((), "an answer is plain text"),
+}
+NEUTRAL_VALUES: NeutralValues = {
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "reasoning_effort": ("none",),
+    "min_p": (0,),
+    "store": (False,),
 }
 
 # What a sentence of a document must not do in a chat: its links, tables and code are not ours.
@@ -74,17 +82,14 @@ class ChatQuestion:
     """A chat's question, and how its answer is sent.
 
     Attributes:
-        question: The last message, with its passages and options.
+        question: The last message of a user, with its passages and options.
         path: The question's, in the body.
-        ignored: Number of messages before it.
-        ignored_fields: Of the body, those without effect.
         usage: Whether another chunk has the usage.
     """
 
     question: Question
     path: str
-    ignored: int
-    ignored_fields: tuple[str, ...]
+    unheeded: Unheeded
     stream: bool
     usage: bool
 
@@ -150,7 +155,7 @@ class ChatExtras:
     timings: Timings
     finish_reason: FinishReason
     ignored_messages: int
-    """Earlier messages that `history` let pass unread."""
+    """Messages that were not read: all but the last of a user."""
     generator: str | None
     """The model of another server that was asked to write the text; null: the pair's own wrote it,
     or nothing was generated."""
@@ -176,9 +181,10 @@ class ChatCompletion:
 
 
 async def chat_completions(request: Request, services: Services) -> Response:
-    """Answer a chat's last message from documents, an index or a context, as OpenAI does."""
-    chat = await read_as(request, services, read_chat)
-    report_ignored_fields(request, chat.ignored_fields)
+    """Answer a chat's last question from documents, an index or a context, as OpenAI does."""
+    limits = services.limits
+    chat = await read_as(request, services, lambda data: read_chat(data, limits))
+    chat.unheeded.report(request)
     writer = _ChatWriter(services, chat)
     if chat.stream:
         return await stream_events(request, _chat_events(services, chat), writer)
@@ -200,14 +206,13 @@ async def _chat_events(services: Services, chat: ChatQuestion) -> AsyncGenerator
                 yield event
 
 
-def read_chat(data: Any) -> ChatQuestion:
+def read_chat(data: Any, limits: RequestLimits) -> ChatQuestion:
     """Read a parsed body.
 
     Raises:
-        InputError: A field is wrong, or would be without effect.
+        InputError: A field is wrong, or asks for what can't be had.
     """
-    if isinstance(data, dict):
-        _refuse_fields(data)
+    refuse_fields(data, REFUSED_FIELDS)
     body = validate_body(data, ChatRequest)
     if body.documents is None and body.index is None and body.context is None:
         raise InputError.at(
@@ -215,42 +220,25 @@ def read_chat(data: Any) -> ChatQuestion:
             "a pair answers from passages: give `documents`, `index` or `context` "
             "beside `messages` (of the openai client, in `extra_body`).",
         )
-    last = len(body.messages) - 1
-    if last and body.history != "ignore":
-        raise InputError.at(
-            "messages",
-            f"{last + 1} of them, but a pair reads one question: leave out all but the "
-            'last, or have the others ignored by `"history": "ignore"` (of the openai client, in '
-            "`extra_body`).",
-            last + 1,
-        )
+    asked = find_question(body.messages, "messages")
+    max_tokens, clamped = _max_tokens(body, limits)
+    ignored = without_neutral(
+        find_ignored_fields(data, ChatRequest), data, REFUSED_FIELDS, NEUTRAL_VALUES
+    )
+    if body.stream_options is not None and not body.stream:
+        ignored += ("stream_options",)
     return ChatQuestion(
-        question=_make_question(body),
-        path=f"messages[{last}].content",
-        ignored=last,
-        ignored_fields=tuple(
-            # of those that may be refused, the values that are allowed are what happens anyway
-            name
-            for name in find_ignored_fields(data, ChatRequest)
-            if name not in REFUSED_FIELDS
-        ),
+        question=_make_question(body, asked.text, max_tokens),
+        path=asked.path,
+        unheeded=Unheeded(ignored, asked.unread, clamped),
         stream=bool(body.stream),
-        usage=_wants_usage(body),
+        usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
     )
 
 
-def _refuse_fields(data: Mapping[str, Any]) -> None:
-    for name, (allowed, why) in REFUSED_FIELDS.items():
-        value = data.get(name)
-        if value not in allowed:
-            message = f"{name}: {shorten(value)}: {why}; leave this field out."
-            raise InputError(message, field=name, value=value)
-
-
-def _make_question(body: ChatRequest) -> Question:
-    last = len(body.messages) - 1
+def _make_question(body: ChatRequest, query: str, max_tokens: int) -> Question:
     return Question(
-        _question_text(body.messages[last], last),
+        query,
         documents=body.documents,
         index=body.index,
         context=body.context,
@@ -258,7 +246,7 @@ def _make_question(body: ChatRequest) -> Question:
         compression=body.compression,
         min_relevance=body.min_relevance,
         model=body.model,
-        max_tokens=_max_tokens(body),
+        max_tokens=max_tokens,
         temperature=body.temperature or 0.0,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
@@ -267,47 +255,7 @@ def _make_question(body: ChatRequest) -> Question:
     )
 
 
-def _question_text(message: ChatMessage, place: int) -> str:
-    if message.role != "user":
-        field = f"messages[{place}].role"
-        raise InputError.at(
-            field,
-            f"{shorten(message.role)}: the last message is the question, a user's.",
-            message.role,
-        )
-    field = f"messages[{place}].content"
-    content = message.content
-    text = content if isinstance(content, str) else _join_parts(content, field)
-    if not text.strip():
-        raise InputError.at(field, "the question is empty.", content)
-    return text
-
-
-def _join_parts(parts: Any, field: str) -> str:
-    if not isinstance(parts, list):
-        raise InputError.at(
-            field, f"{shorten(parts)} is neither a string nor a list of text parts.", parts
-        )
-    texts = []
-    for place, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            path = f"{field}[{place}].type" if kind is not None else f"{field}[{place}]"
-            wrong = part if kind is None else kind
-            raise InputError.at(
-                path,
-                f'{shorten(wrong)}: a pair reads text, in parts `{{"type": "text", "text": ...}}`.',
-                wrong,
-            )
-        if not isinstance(part.get("text"), str):
-            path = f"{field}[{place}].text"
-            wrong = part.get("text")
-            raise InputError.at(path, f"{shorten(wrong)} is no string.", wrong)
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _max_tokens(body: ChatRequest) -> int:
+def _max_tokens(body: ChatRequest, limits: RequestLimits) -> tuple[int, dict[str, int]]:
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise InputError.at(
@@ -315,8 +263,8 @@ def _max_tokens(body: ChatRequest) -> int:
             f"{old}, but max_completion_tokens, its new name, is {new}; give one.",
             old,
         )
-    limit = new if old is None else old
-    return ANSWER_TOKENS if limit is None else limit
+    name = "max_tokens" if new is None else "max_completion_tokens"
+    return clamp_tokens(name, old if new is None else new, limits.max_answer_tokens)
 
 
 def _count_logprobs(body: ChatRequest) -> int | None:
@@ -327,14 +275,6 @@ def _count_logprobs(body: ChatRequest) -> int | None:
             body.top_logprobs,
         )
     return body.top_logprobs or 0 if body.logprobs else None
-
-
-def _wants_usage(body: ChatRequest) -> bool:
-    if body.stream_options is None:
-        return False
-    if not body.stream:
-        raise InputError.at("stream_options", "only with `stream` true.", {})
-    return bool(body.stream_options.include_usage)
 
 
 class _ChatWriter:
@@ -428,7 +368,7 @@ class _ChatWriter:
             compression=answer.compression,
             timings=answer.timings,
             finish_reason=answer.finish_reason,
-            ignored_messages=self._chat.ignored,
+            ignored_messages=self._chat.unheeded.messages,
             generator=answer.generator,
             grounded=answer.grounded,
             snippets=answer.snippets,

@@ -297,7 +297,11 @@ def _setting_bounds(limits: RequestLimits) -> dict[str, dict[str, Schema]]:
         "QueryRequest": {"top_k": {"minimum": 1, "maximum": limits.max_top_k}},
         "AnswerRequest": answer,
         "CompareRequest": answer,
-        "ChatRequest": {**answer, "max_completion_tokens": tokens},
+        "ChatRequest": {  # of more tokens it gets the limit
+            "documents": read,
+            "max_tokens": {"minimum": 1},
+            "max_completion_tokens": {"minimum": 1},
+        },
         "CompressRequest": {"documents": read, "ttl_s": seconds},
         "AnswerIndex": {"top_k": count},
         "AnswerRerank": {"top_n": {**count, "minimum": 0}},

@@ -168,7 +168,7 @@ async def test_what_is_wrong_has_a_status_streamed_or_not(client, stream):
         ({"messages": CHAT["messages"]}, 400, "input_error", "documents"),
         ({**CHAT, "index": "kb"}, 400, "input_error", "documents"),
         ({**CHAT, "n": 2}, 400, "input_error", "n"),
-        ({**CHAT, "max_tokens": 100_000}, 400, "input_error", "max_tokens"),
+        ({**CHAT, "max_tokens": 0}, 400, "input_error", "max_tokens"),
         (
             {**CHAT, "messages": [{"role": "user", "content": "a" * 5000}]},
             *(400, "input_error", "messages[0].content"),
@@ -181,16 +181,20 @@ async def test_what_is_wrong_has_a_status_streamed_or_not(client, stream):
         assert field in (None, error["param"])
 
 
-async def test_ignored_messages_are_told(client):
+async def test_what_had_no_effect_is_told_in_headers(client, services):
     messages = [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]
-    body = {**CHAT, "messages": messages}
-    refused = await client.post(PATH, json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "messages"
-    body["history"] = "ignore"
-    assert (await client.post(PATH, json=body)).json()["condensery"]["ignored_messages"] == 1
-    last = chunks_of((await client.post(PATH, json={**body, "stream": True})).text)[-1]
-    assert last["condensery"]["ignored_messages"] == 1
+    body = {**CHAT, "messages": messages, "max_tokens": 100_000, "user": "me", "n": 1}
+    plain = await client.post(PATH, json=CHAT)
+    names = ("x-ignored-messages", "x-ignored-fields", "x-clamped-fields")
+    assert not plain.headers.keys() & set(names)
+    for stream in (False, True):
+        reply = await client.post(PATH, json={**body, "stream": stream})
+        assert [reply.headers[name] for name in names] == [
+            *("1", "user"),
+            f"max_tokens={services.limits.max_answer_tokens}",
+        ]
+        last = chunks_of(reply.text)[-1] if stream else reply.json()
+        assert last["condensery"]["ignored_messages"] == 1
 
 
 async def test_a_chat_counts_as_an_answer(client):

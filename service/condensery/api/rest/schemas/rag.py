@@ -1,7 +1,7 @@
 """The bodies of requests that compress, answer, compare and chat.
 
-Ours refuse unknown fields. Chat's, which is OpenAI's, ignores them: those that would change the
-answer and have no effect here are refused by ``condensery.api.rest.chat``.
+Ours refuse unknown fields. Chat's, which is OpenAI's, ignores them, and says so in its reply's
+headers; those that ask for an answer of another form are refused by ``condensery.api.rest.chat``.
 """
 
 from dataclasses import dataclass, field
@@ -130,16 +130,16 @@ TEXT_PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """A message. The last one is the question; earlier ones are not read."""
+    """A message. The last one of role ``user`` is the question; no other is read."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
     role: str
-    """The last one's is ``user``."""
+    """Of the question ``user``."""
     content: Annotated[
         Any, WithJsonSchema({"anyOf": [{"type": "string"}, TEXT_PARTS, {"type": "null"}]})
     ] = None
-    """The last one's: a string, or parts ``{"type": "text"}``."""
+    """The question's: a string, or parts ``{"type": "text"}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ class StreamOptions:
 class ChatRequest:
     """``POST /v1/chat/completions``: OpenAI's body, and where the passages are.
 
-    Of OpenAI's fields those that would change the answer and can't be had (tools, n over 1, images,
-    penalties, ...) are refused by name.
+    Of OpenAI's fields those that ask for an answer of another form (tools, n over 1, JSON, images)
+    are refused by name; all others that have no effect are listed in ``x-ignored-fields``.
     """
 
     __pydantic_config__ = ConfigDict(extra="ignore")
@@ -180,9 +180,9 @@ class ChatRequest:
     """Under this score of the best passage nothing is generated, and the answer says that the
     passages don't hold it; 0 always generates. null: as the pair declares."""
     history: Literal["ignore"] | None = None
-    """A pair reads one question: earlier messages are refused, or ignored."""
+    """Nothing else can be asked for: other messages are not read (``x-ignored-messages``)."""
     max_tokens: int | None = None
-    """By default 64."""
+    """By default 64; of more than the server gives, as many as it does (``x-clamped-fields``)."""
     max_completion_tokens: int | None = None
     """The same, OpenAI's way."""
     temperature: Temperature | None = None
