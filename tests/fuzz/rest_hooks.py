@@ -49,9 +49,9 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
             kept = sources[len(str(body)) % len(sources)]
             body.update({name: None for name in sources if name != kept})
         messages = body.get("messages")
-        if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
-            if isinstance(messages[-1].get("role"), str) and half(messages[-1]["role"]):
-                messages[-1]["role"] = "user"
+        last = messages[-1] if isinstance(messages, list) and messages else None
+        if isinstance(last, dict) and isinstance(last.get("role"), str) and half(last["role"]):
+            last["role"] = "user"
         if isinstance(body.get("index"), dict) and isinstance(body["index"].get("name"), str):
             body["index"]["name"] = INDEXES[0]
         elif isinstance(body.get("index"), str):
