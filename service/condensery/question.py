@@ -15,14 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from condensery.errors import InputError
-from condensery.values import Document, Floats, Metadata, TokenUsage, set_derived
+from condensery.values import Document, Floats, Metadata, SearchMode, TokenUsage, set_derived
 
 CompressionMode = Literal["auto", "required", "off"]
 CompressionStatus = Literal["applied", "partial", "fallback", "off"]
 # not_found: the passages don't hold the answer, so nothing was generated.
 FinishReason = Literal["stop", "length", "timeout", "not_found"]
-# How an index is searched: by vectors, by words (BM25), or by both, their ranks fused.
-SearchMode = Literal["dense", "bm25", "hybrid"]
 
 # The answer where the best passage is under the threshold: nothing is generated then.
 NOT_FOUND = "The passages do not hold the answer."

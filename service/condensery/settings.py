@@ -28,8 +28,7 @@ from pydantic_core import PydanticCustomError
 from condensery.auth import MIN_KEY_CHARACTERS, parse_key
 from condensery.errors import SettingError, shorten
 from condensery.origins import read_hosts, read_networks, read_origins
-from condensery.question import SearchMode
-from condensery.values import IndexCaps
+from condensery.values import IndexCaps, SearchMode
 
 VARIABLE_PREFIX = "CONDENSERY_"
 # Read by the commands that talk to a server, and not by the server.

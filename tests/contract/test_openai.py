@@ -1,6 +1,7 @@
 """The openai client against the real server."""
 
 import base64
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -285,3 +286,34 @@ def test_a_conversation_asks_its_last_question_and_tells_what_was_not_read(
     assert raw.headers["x-clamped-fields"] == "max_tokens=512"
     ignored = raw.headers["x-ignored-fields"].split(", ")
     assert sorted(ignored) == ["frequency_penalty", "reasoning_effort", "user"]
+
+
+@pytest.fixture
+def docs(live_server: Any) -> Iterator[str]:
+    """An alias of the pair that carries the sample index."""
+    url = f"{live_server.url}/v1/models/aliases"
+    aliases: dict[str, str | None] = {"docs": "oscar-mini@samples?top_k=5&mode=bm25"}
+    httpx.post(url, json={"aliases": aliases}).raise_for_status()
+    yield "docs"
+    httpx.post(url, json={"aliases": {"docs": None}}).raise_for_status()
+
+
+def test_a_model_that_carries_an_index_is_chatted_with_by_its_name_alone(
+    client: openai.OpenAI, live_server: Any, docs: str
+) -> None:
+    index = {"name": "samples", "top_k": 5, "mode": "bm25"}
+    whole = answer_of(live_server, index=index)
+    assert docs in [model.id for model in client.models.list()]
+    listed = client.models.retrieve(docs)
+    assert listed.model_extra
+    assert (listed.model_extra["alias_of"], listed.model_extra["index"]) == ("oscar-mini", index)
+    for model in (docs, "oscar-mini@samples?top_k=5&mode=bm25"):
+        chat = client.chat.completions.create(model=model, messages=[USER], max_tokens=12)
+        assert chat.choices[0].message.content == whole["answer"]
+        assert chat.model_extra
+        assert chat.model_extra["condensery"]["citations"] == whole["citations"]
+        with pytest.raises(openai.NotFoundError, match="name the pair alone"):
+            client.embeddings.create(model=model, input="a")
+    with pytest.raises(openai.NotFoundError, match="no index 'gone'") as caught:
+        client.chat.completions.create(model="oscar-mini@gone", messages=[USER])
+    assert (caught.value.code, caught.value.param) == ("index_not_found", "model")

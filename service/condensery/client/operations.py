@@ -24,7 +24,7 @@ from condensery.client.questions import (
 from condensery.client.transports import Call, call, operation, stream
 from condensery.encodings import Encoding, unpack
 from condensery.errors import InputError, shorten
-from condensery.question import Answer, AnswerEvent, Comparison, Compressed, SearchMode
+from condensery.question import Answer, AnswerEvent, Comparison, Compressed
 from condensery.values import (
     ALIAS_VERBS,
     Alias,
@@ -42,6 +42,7 @@ from condensery.values import (
     Page,
     Ranked,
     Rebuild,
+    SearchMode,
     Snapshot,
     SnapshotList,
     Upserted,
@@ -524,7 +525,8 @@ class Operations:
         """Set aliases of models, or remove them, all at once; returns all that there are.
 
         Args:
-            aliases: By alias, a running model or another alias; None removes the alias.
+            aliases: By alias, a running model or another alias, or a pair with the index that it
+                answers from (``pair@index?top_k=5&mode=bm25``); None removes the alias.
         """
         return call(aliases=dict(aliases))
 

@@ -10,9 +10,8 @@ from condensery.question import (
     AnswerRerank,
     CompressionMode,
     Question,
-    SearchMode,
 )
-from condensery.values import Document, Metadata
+from condensery.values import Document, Metadata, SearchMode
 
 DocumentInputs = Sequence[str | Document]
 

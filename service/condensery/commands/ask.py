@@ -32,11 +32,10 @@ from condensery.question import (
     CompressedDocument,
     Compression,
     Delta,
-    SearchMode,
     Snippet,
 )
 from condensery.sentences import sentence_around
-from condensery.values import Document
+from condensery.values import Document, SearchMode
 
 if TYPE_CHECKING:
     from condensery.client.questions import QuestionOptions

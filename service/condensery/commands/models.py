@@ -23,7 +23,13 @@ from condensery.commands.common import (
     require_extra,
 )
 from condensery.errors import CondenseryError, InputError
-from condensery.values import ModelReport
+from condensery.values import (
+    INDEX_SEPARATOR,
+    SEARCH_MODES,
+    ModelIndex,
+    ModelInfo,
+    ModelReport,
+)
 
 if TYPE_CHECKING:
     from condensery.settings import Settings
@@ -353,10 +359,17 @@ def add_server_actions(actions: Parsers) -> None:
         add_json_argument(unload)
     description = (
         "Set aliases of models, or remove them, all at once; then list them. A restart keeps them."
+        " With --index the alias carries an index, from which questions that name it are answered:"
+        " a model that any chat client can be given by name."
     )
     help = "list, set and remove a server's aliases of models"
     with add_action(actions, "alias", run_alias, help, description) as alias:
         alias.add_argument("aliases", nargs="*", metavar="ALIAS=MODEL", help="ALIAS= removes one")
+        alias.add_argument("--index", metavar="NAME", help="the index that a pair's alias carries")
+        top_k_help = "passages to retrieve from it, for each question (default: 20)"
+        alias.add_argument("--top-k", type=int, metavar="N", help=top_k_help)
+        mode_help = "how it is searched (default: as the server is set)"
+        alias.add_argument("--mode", choices=SEARCH_MODES, help=mode_help)
         add_json_argument(alias)
     help = "list a server's stored models, and which serve"
     with add_action(actions, "status", run_status, help) as status:
@@ -396,13 +409,29 @@ def run_alias(args: argparse.Namespace, client: AnyClient) -> None:
         if alias in changes:
             raise InputError(f"{argument!r}: the alias {alias!r} is set twice")
         changes[alias] = target or None
+    if args.index is not None:
+        changes = _add_index(changes, ModelIndex(args.index, args.top_k, args.mode))
+    elif args.top_k is not None or args.mode is not None:
+        raise InputError("--top-k and --mode say how an index is searched: give --index too")
     if changes:
         aliases = client.set_aliases(changes)
     else:
-        aliases = {info.name: info.alias_of for info in client.models() if info.alias_of}
+        aliases = {info.name: _target_of(info) for info in client.models() if info.alias_of}
     lines = [f"{alias} -> {target}" for alias, target in sorted(aliases.items())]
     if lines or args.json:
         print_result(args, "\n".join(lines), {"aliases": aliases})
+
+
+def _add_index(changes: dict[str, str | None], index: ModelIndex) -> dict[str, str | None]:
+    """Return changes whose one alias carries an index."""
+    (alias, target), *others = [*changes.items()] or [("", None)]
+    if others or target is None or INDEX_SEPARATOR in target:
+        raise InputError(f"--index {index.name} needs one ALIAS=MODEL, which is to carry it")
+    return {alias: f"{target}{INDEX_SEPARATOR}{index}"}
+
+
+def _target_of(info: ModelInfo) -> str:
+    return f"{info.alias_of}{INDEX_SEPARATOR}{info.index}" if info.index else f"{info.alias_of}"
 
 
 def run_status(args: argparse.Namespace, client: AnyClient) -> None:

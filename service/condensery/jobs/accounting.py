@@ -96,6 +96,8 @@ def label_model(services: Services, model: str | None, task: Task, index: str | 
     try:
         if index is not None:
             model = services.indexes.info(index).encoder
+        if task in ("answer", "compare") and model is not None:
+            model = services.registry.aliases.resolve(model)  # it may carry an index
         if task in ("answer", "compress", "compare"):
             return services.registry.pair(model).info.name
         if task == "rerank":

@@ -18,7 +18,12 @@ from condensery.jobs.reports import (
     count_compression,
     nearest_snippets,
 )
-from condensery.jobs.retrieval import find_model_and_context, milliseconds_since, retrieve_context
+from condensery.jobs.retrieval import (
+    apply_model_index,
+    find_model_and_context,
+    milliseconds_since,
+    retrieve_context,
+)
 from condensery.jobs.selection import SelectedContext, run_tokenizing, select_context
 from condensery.jobs.services import Services
 from condensery.jobs.validation import check_server_question
@@ -60,6 +65,7 @@ async def answer(services: Services, question: Question) -> AsyncIterator[Answer
         Overloaded, Unavailable, DeadlineExceeded: Nothing is free, or no time is left.
     """
     began = time.perf_counter()
+    question = apply_model_index(services, question)
     oscar, context = find_model_and_context(services, question)
     server, retrieving = services.answer_server, question
     if server is not None:

@@ -6,7 +6,11 @@ import numpy as np
 
 from condensery.errors import InputError, ModelNotFound
 from condensery.jobs.answer import collect_answer, stream_answer
-from condensery.jobs.retrieval import find_model_and_context, retrieve_context
+from condensery.jobs.retrieval import (
+    apply_model_index,
+    find_model_and_context,
+    retrieve_context,
+)
 from condensery.jobs.selection import select_context, select_plain_text
 from condensery.jobs.services import Services
 from condensery.question import Agreement, Comparison, Question, exact_match, f1_score
@@ -28,6 +32,7 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
         Exception: What ``answer`` raises.
     """
     began = time.perf_counter()
+    question = apply_model_index(services, question)
     oscar, context = find_model_and_context(services, question)
     if question.compression.mode == "off":
         raise InputError.at(

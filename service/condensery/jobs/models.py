@@ -8,16 +8,26 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from condensery.errors import ModelInUse, ModelNotFound, Unavailable, shorten
+from condensery.errors import (
+    IndexNotFound,
+    InputError,
+    ModelInUse,
+    ModelNotFound,
+    Unavailable,
+    shorten,
+)
 from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.services import Services
 from condensery.values import (
+    ModelIndex,
     ModelInfo,
     ModelLoad,
     ModelReport,
     ModelRole,
     ModelUnload,
     ModelVersion,
+    resolve_alias,
+    split_model_name,
 )
 
 # What each task needs; TEI's ``/info`` and infinity list pairs under rerank with or without a head.
@@ -156,7 +166,8 @@ def list_models(services: Services) -> list[ModelInfo]:
     for alias in registry.aliases.targets:
         target = by_name.get(registry.aliases.resolve(alias))
         if target is not None:
-            infos.append(replace(target, id=alias, alias_of=target.name))
+            index = registry.aliases.index_of(alias)
+            infos.append(replace(target, id=alias, alias_of=target.name, index=index))
     return infos
 
 
@@ -252,20 +263,49 @@ async def set_model_aliases(
     """Set aliases of models, or (None) remove them, all at once; kept over a restart.
 
     Args:
-        changes: What each is to lead to: a running model, or another alias.
+        changes: What each is to lead to: a running model, or another alias; or a pair with an
+            index, as ``split_model_name`` reads it.
 
     Returns:
         All aliases that there are.
 
     Raises:
-        InputError: There is nothing to change, or an alias is no valid name.
+        InputError: There is nothing to change, or an alias is no valid name, or what it would
+            lead to can't answer questions from an index.
+        IndexNotFound: There is no such index.
         ModelNotFound: One to be removed is not there.
         ModelAliasToNothing: What one would lead to does not serve.
         ModelAliasTaken: A model has the name.
         ModelAliasCircle: Some would lead nowhere but to each other.
         StoreError: The disk refused; nothing has changed.
     """
+    targets = {**services.registry.aliases.targets, **changes}
+    for target in filter(None, changes.values()):
+        model, index = split_model_name(target, "aliases")
+        if index is not None:
+            kept = {alias: end for alias, end in targets.items() if end is not None}
+            _check_index(services, resolve_alias(kept, model), index, target)
     return await services.registry.lifecycle.set_aliases(changes)
+
+
+def _check_index(services: Services, model: str, index: ModelIndex, target: str) -> None:
+    """Refuse an index that an alias can't carry."""
+    registry, limit = services.registry, services.limits.max_answer_documents
+    pairs = {info.name for info in registry.models("oscar-pair")}
+    if model not in pairs and any(info.name == model for info in registry.models()):
+        raise InputError.at(
+            "aliases",
+            f"{target!r}: {model!r} answers no questions; pairs do: {', '.join(sorted(pairs))}.",
+            target,
+        )
+    if index.top_k is not None and index.top_k > limit:
+        raise InputError.at(
+            "aliases", f"{target!r}: top_k {index.top_k} is over the limit of {limit}.", target
+        )
+    try:
+        services.indexes.info(index.name)
+    except IndexNotFound as error:
+        raise IndexNotFound.at("aliases", f"{target!r}: {error.message}", target) from error
 
 
 def _unload_check(services: Services, name: str, force: bool) -> Callable[[], None]:

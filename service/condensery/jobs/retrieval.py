@@ -13,8 +13,11 @@ from condensery.errors import (
     CompressionFailed,
     CondenseryError,
     EncoderMismatch,
+    IndexNotFound,
     InputError,
     ModelFault,
+    ModelNotFound,
+    shorten,
 )
 from condensery.index.filters import read_filter
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
@@ -37,7 +40,7 @@ from condensery.jobs.rerank import sigmoid
 from condensery.jobs.services import Services
 from condensery.jobs.validation import (
     FILTER_FIELD,
-    SEARCH_MODES,
+    PASSAGE_SOURCES,
     check_choice,
     check_question,
     check_range,
@@ -47,9 +50,9 @@ from condensery.jobs.validation import (
     is_blank,
     max_chars_of,
 )
-from condensery.question import CompressedPassage, Question, SearchMode
+from condensery.question import AnswerIndex, CompressedPassage, Question
 from condensery.request_context import current_request
-from condensery.values import Embedded, Floats, Hit, IndexInfo, make_hit
+from condensery.values import SEARCH_MODES, Embedded, Floats, Hit, IndexInfo, SearchMode, make_hit
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +160,37 @@ async def _search_hybrid(
                 value=now.name,
             )
         return fuse([by_vector, by_words], options["top_k"])
+
+
+def apply_model_index(services: Services, question: Question) -> Question:
+    """Return a question whose model's name carries an index with that pair and index as its own.
+
+    Raises:
+        InputError: The name is malformed, or the question says itself where its passages are.
+        ModelNotFound, IndexNotFound: The pair, or the index, is not there (any more).
+    """
+    name = question.model
+    if name is None or (index := services.registry.aliases.index_of(name)) is None:
+        return question
+    pair = services.registry.aliases.resolve(name)
+    for source in PASSAGE_SOURCES:
+        if getattr(question, source) is not None:
+            raise InputError.at(
+                source,
+                f"model {shorten(name)} answers from an index of its own, {index.name!r}: leave "
+                f"this field out, or name the pair alone, {pair!r}.",
+            )
+    what = f"{shorten(name)} is {pair!r} with the index {index.name!r}"
+    try:
+        services.registry.pair(pair)
+        services.indexes.info(index.name)
+    except (ModelNotFound, IndexNotFound) as error:
+        raise type(error).at("model", f"{what}, and can't answer: {error.message}", name) from error
+    limit = services.limits.max_answer_documents
+    if index.top_k is not None and index.top_k > limit:
+        raise InputError.at("model", f"{what}; its top_k {index.top_k} is over {limit}.", name)
+    top_k = {} if index.top_k is None else {"top_k": index.top_k}
+    return replace(question, model=pair, index=AnswerIndex(index.name, mode=index.mode, **top_k))
 
 
 def find_model_and_context(

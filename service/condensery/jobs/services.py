@@ -18,8 +18,7 @@ from condensery.jobs.contexts import ContextStore
 from condensery.jobs.interfaces import AnswerServer, ModelRegistry, VectorStore
 from condensery.logs import SlowRequests
 from condensery.metrics import Metrics
-from condensery.question import SearchMode
-from condensery.values import Rebuild, RebuildPlan, RebuildState
+from condensery.values import Rebuild, RebuildPlan, RebuildState, SearchMode
 
 if TYPE_CHECKING:  # else describing the REST API would load faiss
     from condensery.index.rebuilding import Rebuilding

@@ -2,25 +2,16 @@
 
 import math
 from collections.abc import Collection, Sequence
-from typing import get_args
 
 from condensery.errors import EmptyInput, InputError, PayloadTooLarge, shorten
 from condensery.index.filters import read_filter
 from condensery.jobs.interfaces import OscarModel
 from condensery.jobs.services import RequestLimits
 from condensery.jobs.text_form import fold_character
-from condensery.question import (
-    MAX_STOP_CHARS,
-    MAX_STOPS,
-    AnswerIndex,
-    CompressionMode,
-    Question,
-    SearchMode,
-)
-from condensery.values import Document, ModelInfo, PairTraits
+from condensery.question import MAX_STOP_CHARS, MAX_STOPS, AnswerIndex, CompressionMode, Question
+from condensery.values import SEARCH_MODES, Document, ModelInfo, PairTraits
 
 COMPRESSION_MODES: tuple[CompressionMode, ...] = ("auto", "required", "off")
-SEARCH_MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PASSAGE_SOURCES = ("documents", "index", "context")
 FILTER_FIELD = "index.filter"
 
@@ -154,7 +145,9 @@ def check_sources(question: Question) -> None:
     if len(sources) != 1:
         got = f"both {' and '.join(sources)}" if sources else "neither"
         raise InputError.at(
-            "documents", f"give `documents`, `index` or `context`, one of them; got {got}."
+            "documents",
+            f"give `documents`, `index` or `context`, one of them, or a model with an index "
+            f"(`pair@index`); got {got}.",
         )
 
 

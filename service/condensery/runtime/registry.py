@@ -272,6 +272,7 @@ class ModelRegistry:
         ]
 
     def _find(self, name: str | None, role: ModelRole) -> RunningModel:
+        self._check_alone(name)
         asked = name or f"default {role}"  # no model's name holds a blank
         call = request_context.served_request()
         leases: dict[str, ModelLease] = {} if call is None else call.leases
@@ -286,6 +287,22 @@ class ModelRegistry:
         if call is not None:
             lease.lend(call, (asked, wanted))
         return lease.model
+
+    def _check_alone(self, name: str | None) -> None:
+        """Refuse a name that carries an index, from which only questions are answered.
+
+        Their jobs take it apart before they ask for the pair.
+        """
+        if name is None or (index := self.aliases.index_of(name)) is None:
+            return
+        pair = self.aliases.resolve(name)
+        raise ModelCannot(
+            f"model {shorten(name)} is {pair!r} with the index {index.name!r}: it answers "
+            "questions (chat completions, responses, answers) and does nothing else; name the "
+            f"pair alone, {pair!r}",
+            field="model",
+            value=name,
+        )
 
     def _unknown(self, wanted: str, what: str, serving: list[str]) -> ModelNotFound:
         error = ModelNotFound

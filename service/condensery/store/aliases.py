@@ -1,4 +1,8 @@
-"""Other names of models, in one file that is whole or not there."""
+"""Other names of models, in one file that is whole or not there.
+
+An alias leads to a model or another alias, or to a pair with an index (``pair@index?top_k=5``):
+then questions that name it are answered from that index.
+"""
 
 import json
 import re
@@ -18,7 +22,13 @@ from condensery.errors import (
     shorten,
 )
 from condensery.store.manifest import NAME_PATTERN
-from condensery.values import alias_chain, is_circle, resolve_alias
+from condensery.values import (
+    INDEX_SEPARATOR,
+    ModelIndex,
+    alias_chain,
+    is_circle,
+    split_model_name,
+)
 
 FILE = "model-aliases.json"
 MOST = 1000
@@ -44,6 +54,7 @@ class ModelAliases:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._targets: dict[str, str] = {} if path is None else _read(path)
+        self._steps = _steps_of(self._targets)
 
     @property
     def targets(self) -> Mapping[str, str]:
@@ -52,7 +63,22 @@ class ModelAliases:
 
     def resolve(self, name: str) -> str:
         """Return the model that a name leads to; one that is no alias is its own."""
-        return resolve_alias(self._targets, name)
+        return self._chain(name)[-1]
+
+    def index_of(self, name: str) -> ModelIndex | None:
+        """Return the index that a name carries, or that what it leads to does; None if none does.
+
+        Raises:
+            InputError: It is malformed, or there are two.
+        """
+        if INDEX_SEPARATOR not in name and name not in self._targets:
+            return None  # most requests
+        return _index_on(self._chain(name), "model", name)
+
+    def _chain(self, name: str) -> list[str]:
+        if name in self._steps or INDEX_SEPARATOR not in name:
+            return alias_chain(self._steps, name)
+        return [name, *alias_chain(self._steps, name.partition(INDEX_SEPARATOR)[0])]
 
     def of(self, model: str) -> tuple[str, ...]:
         """Return every alias that leads to a model, sorted."""
@@ -67,12 +93,13 @@ class ModelAliases:
         """Set and remove aliases, all of them or none; on disk when this returns.
 
         Args:
-            changes: What each alias is to lead to; None removes it.
+            changes: What each alias is to lead to, perhaps with an index; None removes it.
             serving: The running models, to which aliases may lead.
             taken: Names that no alias may have: those of all models, running and stored.
 
         Raises:
-            InputError: There is nothing to change, or an alias can't be a name.
+            InputError: There is nothing to change, or an alias can't be a name, or what one would
+                lead to is malformed or has two indexes.
             ModelNotFound: One to be removed is not there.
             ModelAliasToNothing: What one would lead to is neither a running model nor an alias.
             ModelAliasTaken: A model has the name.
@@ -96,7 +123,7 @@ class ModelAliases:
             raise InputError(f"aliases: {len(targets)}, over the limit of {MOST}.", field="aliases")
         _check_targets(targets, set(changes), serving)
         self._write(targets)
-        self._targets = targets
+        self._targets, self._steps = targets, _steps_of(targets)
 
     def _write(self, targets: Mapping[str, str]) -> None:
         if self._path is None:
@@ -126,13 +153,36 @@ def _check_name(alias: str, taken: Collection[str]) -> None:
         )
 
 
+def _steps_of(targets: Mapping[str, str]) -> dict[str, str]:
+    """Return what each alias leads to, and from a pair with an index to the pair."""
+    pairs = {
+        target: target.partition(INDEX_SEPARATOR)[0]
+        for target in targets.values()
+        if INDEX_SEPARATOR in target
+    }
+    return {**targets, **pairs}
+
+
+def _index_on(path: list[str], field: str, name: str) -> ModelIndex | None:
+    """Return the index that is named on the way of a name. Raises InputError if there are two."""
+    found = [index for step in path if (index := split_model_name(step, field)[1]) is not None]
+    if len(found) > 1:
+        raise InputError.at(
+            field, f"{' -> '.join(path)} has more than one index; a question has one.", name
+        )
+    return found[0] if found else None
+
+
 def _check_targets(targets: Mapping[str, str], changed: set[str], serving: Collection[str]) -> None:
+    steps = _steps_of(targets)
     for alias in sorted(targets):
-        path = alias_chain(targets, alias)
+        path = alias_chain(steps, alias)
         if is_circle(path):
             raise ModelAliasCircle(
                 f"aliases: {' -> '.join(path)} leads in a circle.", field="aliases", value=alias
             )
+        if changed & set(path):
+            _index_on(path, "aliases", alias)
         # One that leads to nothing already, since its model was refused at the start, may stay;
         # nobody may make another.
         if changed & set(path) and path[-1] not in serving:
@@ -155,17 +205,21 @@ def _read(path: Path) -> dict[str, str]:
         document = _File.model_validate_json(text)
         if document.format != 1:
             raise ValueError(f"format {document.format} is newer than this version reads")
+        steps = _steps_of(document.aliases)
         for alias in document.aliases:
             _check_name(alias, ())
-            if is_circle(alias_chain(document.aliases, alias)):
+            chain = alias_chain(steps, alias)
+            if is_circle(chain):
                 raise ValueError(f"{alias!r} leads in a circle")
+            _index_on(chain, "aliases", alias)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise StoreError(
             f"{path}: the aliases of models can't be read: {first['msg']}. Mend or remove the file."
         ) from error
     except (ValueError, InputError) as error:
+        reason = str(error).rstrip(".")
         raise StoreError(
-            f"{path}: the aliases of models can't be read: {error}. Mend or remove the file."
+            f"{path}: the aliases of models can't be read: {reason}. Mend or remove the file."
         ) from error
     return dict(document.aliases)

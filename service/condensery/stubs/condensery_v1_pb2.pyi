@@ -898,7 +898,7 @@ class PairTraits(_message.Message):
     def __init__(self, vectors: _Optional[_Iterable[int]] = ..., rates: _Optional[_Iterable[int]] = ..., scores: bool = ..., top_n: _Optional[int] = ..., min_relevance: _Optional[float] = ..., rank_weight: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent", "version", "alias_of", "dimensions")
+    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent", "version", "alias_of", "dimensions", "index")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -916,6 +916,7 @@ class ModelInfo(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ALIAS_OF_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     method: str
@@ -933,7 +934,18 @@ class ModelInfo(_message.Message):
     version: str
     alias_of: str
     dimensions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., independent: bool = ..., version: _Optional[str] = ..., alias_of: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
+    index: ModelIndex
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., independent: bool = ..., version: _Optional[str] = ..., alias_of: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ..., index: _Optional[_Union[ModelIndex, _Mapping]] = ...) -> None: ...
+
+class ModelIndex(_message.Message):
+    __slots__ = ("name", "top_k", "mode")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    top_k: int
+    mode: str
+    def __init__(self, name: _Optional[str] = ..., top_k: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models", "refused")

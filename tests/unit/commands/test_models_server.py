@@ -35,6 +35,29 @@ def test_aliases_are_set_listed_and_removed(url: str, capsys: pytest.CaptureFixt
     assert "the alias 'a' is set twice" in capsys.readouterr().err
 
 
+def test_an_alias_carries_an_index(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    search = ["--index", "kb", "--top-k", "5", "--mode", "bm25"]
+    assert main(["models", "alias", "docs=pair", *search, "--url", url]) == 0
+    assert main(["models", "alias", "--url", url]) == 0
+    assert capsys.readouterr().out == "docs -> pair@kb?top_k=5&mode=bm25\n" * 2
+    assert main(["models", "alias", "docs=pair", "--index", "kb", "--url", url]) == 0
+    assert capsys.readouterr().out == "docs -> pair@kb\n"
+    for wrong, says in (
+        (["docs=pair", "--index", "nothing"], "no index 'nothing'"),
+        (["docs=other", "--index", "kb"], "answers no questions"),
+        (["docs=pair", "--index", "kb", "--top-k", "0"], "top_k '0'"),
+        (["docs=pair", "--index", "kb", "--top-k", "9999"], "top_k 9999 is over"),
+        (["docs=pair", "a=pair", "--index", "kb"], "needs one ALIAS=MODEL"),
+        (["docs=", "--index", "kb"], "needs one ALIAS=MODEL"),
+        (["--index", "kb"], "needs one ALIAS=MODEL"),
+        (["docs=pair", "--mode", "bm25"], "give --index"),
+    ):
+        assert main(["models", "alias", *wrong, "--url", url]) == 1, wrong
+        assert says in capsys.readouterr().err
+    assert main(["models", "alias", "docs=", "--url", url]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_the_stored_models_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "status", "--url", url]) == 0
     lines = capsys.readouterr().out.splitlines()

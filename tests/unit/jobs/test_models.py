@@ -3,14 +3,22 @@ from typing import Any
 import pytest
 from tests.unit.questions import make_question
 
-from condensery.errors import ContextLost, ContextNotFound, EncoderMismatch, ModelInUse
+from condensery.errors import (
+    CondenseryError,
+    ContextLost,
+    ContextNotFound,
+    EncoderMismatch,
+    IndexNotFound,
+    InputError,
+    ModelInUse,
+)
 from condensery.jobs import models
 from condensery.jobs.answer import answer_whole
 from condensery.jobs.compression import compress_documents
 from condensery.jobs.indexes import create_index, upsert_documents
 from condensery.jobs.services import Services
 from condensery.request_context import RequestContext, serving_request
-from condensery.values import Document
+from condensery.values import Document, ModelIndex
 
 
 def change_fingerprint(registry: Any, name: str) -> None:
@@ -101,6 +109,36 @@ async def test_contexts_of_a_pair_that_went_are_lost_and_say_so_to_their_caller_
         await answer_whole(services, asked)
     assert type(caught.value) is ContextNotFound
     assert services.metrics.registry.get_sample_value("condensery_context_bytes") == 0
+
+
+async def test_an_alias_that_carries_an_index_is_listed_with_it_and_holds_its_pair(
+    services: Services,
+) -> None:
+    await create_index(services, "kb", encoder="words")
+    await models.set_model_aliases(services, {"best": "pair", "docs": "best@kb?top_k=5"})
+    docs = {info.name: info for info in models.list_models(services)}["docs"]
+    assert (docs.alias_of, docs.kind, docs.index) == ("pair", "oscar-pair", ModelIndex("kb", 5))
+    with pytest.raises(ModelInUse, match=r"best, docs"):
+        await models.unload_model(services, "pair", force=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "says"),
+    [
+        ("pair@gone", IndexNotFound, "'pair@gone': There is no index 'gone'"),
+        ("other@kb", InputError, "'other@kb': 'other' answers no questions"),
+        ("pair@kb?top_k=100000", InputError, "top_k 100000 is over the limit"),
+        ("pair@kb?mode=words", InputError, "mode 'words'"),
+    ],
+)
+async def test_an_alias_carries_no_index_that_could_not_be_answered_from(
+    services: Services, target: str, error: type[CondenseryError], says: str
+) -> None:
+    await create_index(services, "kb", encoder="words")
+    with pytest.raises(error, match=says) as caught:
+        await models.set_model_aliases(services, {"docs": target})
+    assert (caught.value.field, caught.value.value) == ("aliases", target)
+    assert not services.registry.aliases.targets
 
 
 async def test_aliases_are_listed_as_models_after_them(services: Services) -> None:

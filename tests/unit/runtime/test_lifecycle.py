@@ -498,6 +498,19 @@ async def test_aliases_lead_where_a_models_name_is_asked_for(
         await registry.lifecycle.set_aliases({"again": OTHER})
 
 
+async def test_a_name_that_carries_an_index_is_refused_where_a_model_alone_is_asked_for(
+    registry: ModelRegistry,
+) -> None:
+    await registry.lifecycle.set_aliases({"docs": f"{PAIR}@notes"})
+    for name in ("docs", f"{PAIR}@notes"):
+        for find in (registry.encoder, registry.scorer, registry.classifier, registry.pair):
+            with pytest.raises(
+                ModelCannot, match=f"{name}.*'notes'.*name the pair alone"
+            ) as caught:
+                find(name)
+            assert (caught.value.field, caught.value.value) == ("model", name)
+
+
 async def test_aliases_that_are_being_written_are_written_though_their_caller_has_gone(
     store: ModelStore, registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from condensery.errors import (
     StoreError,
 )
 from condensery.store.aliases import ModelAliases
+from condensery.values import ModelIndex
 
 SERVING, TAKEN = {"one", "two"}, {"one", "two", "stored"}
 
@@ -41,6 +42,43 @@ def test_aliases_are_swapped_all_at_once_and_removed(tmp_path: Path) -> None:
     assert ModelAliases(tmp_path / "aliases.json").targets == aliases.targets
 
 
+def test_an_alias_carries_an_index_and_a_restart_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "aliases.json"
+    change(ModelAliases(path), best="one", docs="best@notes?top_k=5&mode=bm25", help="docs")
+    aliases = ModelAliases(path)
+    wanted = ModelIndex("notes", 5, "bm25")
+    for name in ("docs", "help"):
+        assert (aliases.resolve(name), aliases.index_of(name)) == ("one", wanted)
+    assert aliases.of("one") == ("best", "docs", "help")
+    # without an alias too
+    assert (aliases.resolve("best@kb"), aliases.index_of("best@kb")) == ("one", ModelIndex("kb"))
+    assert [aliases.index_of(name) for name in ("best", "one", "nobody")] == [None] * 3
+    with pytest.raises(InputError, match="more than one index"):
+        aliases.index_of("help@kb")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("one@", "is not MODEL@INDEX"),
+        ("@notes", "is not MODEL@INDEX"),
+        ("one@notes?top_k=0", "top_k '0'"),
+        ("one@notes?top_k=five", "top_k 'five'"),
+        ("one@notes?mode=words", "mode 'words' is not one of dense, bm25, hybrid"),
+        ("one@notes?colour=red", "option 'colour' is unknown"),
+        ("one@notes?top_k=1&top_k=2", "option 'top_k' is given twice"),
+    ],
+)
+def test_a_malformed_index_is_refused_by_its_value(tmp_path: Path, name: str, says: str) -> None:
+    aliases = ModelAliases(tmp_path / "aliases.json")
+    with pytest.raises(InputError, match=says) as caught:
+        aliases.index_of(name)
+    assert (caught.value.field, caught.value.value) == ("model", name)
+    with pytest.raises(InputError, match=says):
+        change(aliases, docs=name)
+    assert not aliases.targets
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -50,6 +88,9 @@ def test_aliases_are_swapped_all_at_once_and_removed(tmp_path: Path) -> None:
         ({"new": "new"}, ModelAliasCircle, "new -> new"),
         ({"new": "other", "other": "new"}, ModelAliasCircle, "new -> other -> new"),
         ({"best": "next"}, ModelAliasCircle, "best -> next -> best"),
+        ({"best": "next@notes"}, ModelAliasCircle, "best -> next@notes -> next -> best"),
+        ({"a": "one@x", "b": "a@y"}, InputError, "b -> a@y -> a -> one@x .*more than one index"),
+        ({"new": "nobody@notes"}, ModelAliasToNothing, "'new' would lead to 'nobody'"),
         ({"one": "two"}, ModelAliasTaken, "'one' is a model's name"),
         ({"stored": "two"}, ModelAliasTaken, "'stored' is a model's name"),
         ({"a b": "one"}, InputError, "'a b' can't be an alias"),
@@ -91,6 +132,7 @@ def test_a_disk_that_refuses_changes_nothing(tmp_path: Path) -> None:
         ('{"format": 1, "aliases": {"a"', "can't be read"),
         ('{"format": 2, "aliases": {}}', "format 2 is newer"),
         ('{"format": 1, "aliases": {"a": "b", "b": "a"}}', "'a' leads in a circle"),
+        ('{"format": 1, "aliases": {"a": "one@"}}', "is not MODEL@INDEX"),
         ('{"format": 1, "aliases": {"a": 1}}', "string"),
         ('{"format": 1, "aliases": {"a/b": "one"}}', "'a/b' can't be an alias"),
     ],

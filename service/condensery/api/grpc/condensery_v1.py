@@ -34,9 +34,9 @@ from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.jobs.validation import check_choice, check_count
 from condensery.metrics import Task
-from condensery.question import Question, SearchMode
+from condensery.question import Question
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import Document
+from condensery.values import Document, SearchMode
 
 Request = TypeVar("Request", bound=Message)
 

@@ -23,6 +23,7 @@ from condensery.api.rest.messages import (
     NeutralValues,
     RefusedFields,
     Unheeded,
+    check_passages,
     clamp_tokens,
     find_question,
     refuse_fields,
@@ -185,6 +186,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
     limits = services.limits
     chat = await read_as(request, services, lambda data: read_chat(data, limits))
     chat.unheeded.report(request)
+    check_passages(services, chat.question)
     writer = _ChatWriter(services, chat)
     if chat.stream:
         return await stream_events(request, _chat_events(services, chat), writer)
@@ -214,12 +216,6 @@ def read_chat(data: Any, limits: RequestLimits) -> ChatQuestion:
     """
     refuse_fields(data, REFUSED_FIELDS)
     body = validate_body(data, ChatRequest)
-    if body.documents is None and body.index is None and body.context is None:
-        raise InputError.at(
-            "documents",
-            "a pair answers from passages: give `documents`, `index` or `context` "
-            "beside `messages` (of the openai client, in `extra_body`).",
-        )
     asked = find_question(body.messages, "messages")
     max_tokens, clamped = _max_tokens(body, limits)
     ignored = without_neutral(

@@ -13,7 +13,9 @@ from starlette.requests import Request
 from condensery.api.rest.ignored_fields import add_reply_header, report_ignored_fields
 from condensery.api.rest.schemas.rag import ChatMessage
 from condensery.errors import InputError, shorten
-from condensery.question import ANSWER_TOKENS
+from condensery.jobs.services import Services
+from condensery.jobs.validation import PASSAGE_SOURCES
+from condensery.question import ANSWER_TOKENS, Question
 
 IGNORED_MESSAGES_HEADER = "x-ignored-messages"
 CLAMPED_FIELDS_HEADER = "x-clamped-fields"
@@ -145,3 +147,22 @@ def clamp_tokens(name: str, asked: int | None, limit: int) -> tuple[int, dict[st
     if asked is None:
         return ANSWER_TOKENS, {}
     return (asked, {}) if asked <= limit else (limit, {name: limit})
+
+
+def check_passages(services: Services, question: Question) -> None:
+    """Refuse a question that says nowhere where its passages are.
+
+    Raises:
+        InputError: Says how to.
+    """
+    if any(getattr(question, source) is not None for source in PASSAGE_SOURCES):
+        return
+    aliases, name = services.registry.aliases, question.model
+    if name is not None and aliases.index_of(name) is not None:
+        return
+    raise InputError.at(
+        "documents",
+        "a pair answers from passages: name an index with the model (`oscar-mini@INDEX`, or an "
+        "alias of that), or give `documents`, `index` or `context` (of the openai client, in "
+        "`extra_body`).",
+    )

@@ -376,6 +376,7 @@ MODEL_ADMIN_ROUTES = (
         reply=models.ModelAliases,
         fails=(
             errors.ModelNotFound,
+            errors.IndexNotFound,
             errors.ModelAliasToNothing,
             errors.ModelAliasTaken,
             errors.ModelAliasCircle,

@@ -197,6 +197,63 @@ async def test_what_had_no_effect_is_told_in_headers(client, services):
         assert last["condensery"]["ignored_messages"] == 1
 
 
+ALONE = {"messages": CHAT["messages"]}
+
+
+@pytest.fixture
+async def kb(client):
+    """An index, and an alias of the pair that carries it."""
+    await client.put("/v1/indexes/kb", json={})
+    documents = [{"id": "best", "text": "gold"}, {"id": "other", "text": "some words"}]
+    await client.post("/v1/indexes/kb/documents", json={"documents": documents})
+    aliases = {"docs": "pair@kb?top_k=1&mode=bm25", "more": "docs"}
+    reply = await client.post("/v1/models/aliases", json={"aliases": aliases})
+    assert reply.status_code == 200, reply.text
+
+
+async def test_a_model_that_carries_an_index_needs_no_other_field(client, kb):
+    def found(reply):
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-model"] == "pair"
+        body = reply.json()
+        return [each["id"] for each in body.get("condensery", body)["citations"]]
+
+    index = {"name": "kb", "top_k": 1, "mode": "bm25"}
+    query = {"messages": [{"role": "user", "content": "gold?"}]}
+    wanted = found(await client.post(PATH, json={**query, "model": "pair", "index": index}))
+    assert len(wanted) == 1
+    for model in ("docs", "more", "pair@kb?top_k=1&mode=bm25"):
+        assert found(await client.post(PATH, json={**query, "model": model})) == wanted
+        asked = {"query": "gold?", "model": model}
+        assert found(await client.post("/v1/rag/answer", json=asked)) == wanted
+    assert len(found(await client.post(PATH, json={**query, "model": "pair@kb"}))) == 2
+    listed = {info["id"]: info for info in (await client.get("/v1/models")).json()["data"]}
+    assert listed["docs"]["index"] == index
+    assert (listed["docs"]["alias_of"], listed["pair"]["index"]) == ("pair", None)
+
+
+async def test_what_is_wrong_with_a_model_that_carries_an_index_is_named(client, kb):
+    for body, status, field, says in (
+        ({**ALONE, "model": "docs", "documents": ["a"]}, 400, "documents", "an index of its own"),
+        ({**ALONE, "model": "docs", "index": "kb"}, 400, "index", "an index of its own"),
+        ({**ALONE, "model": "pair@kb?top_k=x"}, 400, "model", "top_k 'x'"),
+        ({**ALONE, "model": "pair@kb?top_k=99999"}, 400, "model", "top_k 99999"),
+        ({**ALONE, "model": "pair@gone"}, 404, "model", "no index 'gone'"),
+        ({**ALONE, "model": "nobody@kb"}, 404, "model", "'nobody@kb'"),
+        ({**ALONE, "model": "docs@kb"}, 400, "model", "more than one index"),
+    ):
+        for stream in (False, True):
+            reply = await client.post(PATH, json={**body, "stream": stream})
+            error = reply.json()["error"]
+            assert (reply.status_code, error["param"]) == (status, field), error
+            assert says in error["message"]
+    await client.delete("/v1/indexes/kb")
+    reply = await client.post(PATH, json={**ALONE, "model": "docs"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (404, "index_not_found", "model")
+    assert "'docs' is 'pair' with the index 'kb'" in error["message"]
+
+
 async def test_a_chat_counts_as_an_answer(client):
     await client.post(PATH, json=CHAT)
     await streamed(client)

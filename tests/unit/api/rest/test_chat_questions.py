@@ -198,7 +198,6 @@ def test_more_tokens_than_there_may_be_are_as_many_as_there_may(name):
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"messages": [USER]}, "documents"),
         ({**CHAT, "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({**CHAT, "top_logprobs": 2}, "top_logprobs"),
         ({**CHAT, "logprobs": 2}, "logprobs"),

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from condensery.api.rest.schemas.inference import Many, Ours
-from condensery.question import SearchMode
+from condensery.values import SearchMode
 
 Scalar = str | bool | int | float
 

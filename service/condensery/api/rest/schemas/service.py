@@ -27,7 +27,8 @@ class ModelAliasesRequest(Ours):
 
     aliases: dict[str, str | None] = Field(
         max_length=1000,
-        description="By alias, a running model or another alias; null removes the alias.",
+        description="By alias, a running model or another alias, or a pair with the index that it "
+        "answers from: `pair@index?top_k=5&mode=bm25`; null removes the alias.",
     )
 
 
