@@ -191,12 +191,19 @@ def find_model(services: Services, name: str) -> ModelInfo:
 
 
 def list_rerankers(services: Services) -> list[ModelInfo]:
-    """List what reranks, and its aliases: first what does where no model is named."""
+    """List what reranks, and its aliases: first what does where no model is named.
+
+    An alias that carries an index answers questions, and ranks nothing.
+    """
     rerankers = {info.name for info in services.registry.models("reranker")}
     if not rerankers:
         return []
     default = services.registry.scorer().info.name
-    infos = [info for info in list_models(services) if (info.alias_of or info.name) in rerankers]
+    infos = [
+        info
+        for info in list_models(services)
+        if (info.alias_of or info.name) in rerankers and info.index is None
+    ]
     return sorted(infos, key=lambda info: info.name != default)
 
 

@@ -189,8 +189,10 @@ def apply_model_index(services: Services, question: Question) -> Question:
     limit = services.limits.max_answer_documents
     if index.top_k is not None and index.top_k > limit:
         raise InputError.at("model", f"{what}; its top_k {index.top_k} is over {limit}.", name)
-    top_k = {} if index.top_k is None else {"top_k": index.top_k}
-    return replace(question, model=pair, index=AnswerIndex(index.name, mode=index.mode, **top_k))
+    searched = AnswerIndex(index.name, mode=index.mode)
+    if index.top_k is not None:
+        searched = replace(searched, top_k=index.top_k)
+    return replace(question, model=pair, index=searched)
 
 
 def find_model_and_context(
