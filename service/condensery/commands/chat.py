@@ -13,14 +13,13 @@ from condensery.commands.ask import (
     read_options,
 )
 from condensery.commands.common import (
-    STDIN,
     AnyClient,
     Parsers,
     add_json_argument,
     ask_server,
-    open_lines,
     print_note,
 )
+from condensery.documents.records import STDIN, open_lines
 from condensery.errors import CondenseryError, Unavailable
 
 PROMPT = "> "
