@@ -121,8 +121,9 @@ def add_file_arguments(add: argparse.ArgumentParser) -> None:
     name_help = "the index; default: the name of the first path, without its suffix"
     add.add_argument("name", metavar="NAME", nargs="?", help=name_help)
     path_help = (
-        "a folder, with all below it, or a file: Markdown, text, JSON, JSON lines and tables with a"
-        " row of names; - is standard input, JSON lines or a document a paragraph"
+        "a folder, with all below it, or a file: Markdown, HTML, text, PDF, Word, JSON, JSON"
+        " lines and tables with a row of names; - is standard input, JSON lines or a document a"
+        " paragraph"
     )
     add.add_argument("paths", metavar="PATH", nargs="+", help=path_help)
     add.add_argument(

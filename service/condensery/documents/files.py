@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
+from condensery.documents.formats import read_docx, read_html, read_pdf
 from condensery.documents.records import (
     Columns,
     has_ids,
@@ -26,11 +27,14 @@ from condensery.documents.sections import Outline, Section, make_documents
 from condensery.errors import InputError, shorten
 from condensery.values import Document, set_derived
 
-FileKind = Literal["markdown", "text", "jsonl", "json", "csv", "tsv"]
+FileKind = Literal["markdown", "html", "text", "jsonl", "json", "csv", "tsv", "pdf", "docx"]
 KINDS: tuple[FileKind, ...] = get_args(FileKind)
 SUFFIXES: dict[str, FileKind] = {
     ".md": "markdown",
     ".markdown": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
     ".txt": "text",
     ".text": "text",
     ".jsonl": "jsonl",
@@ -38,6 +42,8 @@ SUFFIXES: dict[str, FileKind] = {
     ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
+    ".pdf": "pdf",
+    ".docx": "docx",
 }
 BY_LINE: tuple[FileKind, ...] = ("jsonl", "csv", "tsv")  # of any length, and perhaps as .gz
 PACKED = ".gz"
@@ -262,7 +268,22 @@ def _read_text(content: bytes, source: str, reading: Reading) -> list[Section]:
     return [replace(section, anchor="part") for section in outline.sections]
 
 
+def _read_html(content: bytes, source: str, reading: Reading) -> list[Section]:
+    return read_html(content, source, reading.encoding)
+
+
+def _read_pdf(content: bytes, source: str, _reading: Reading) -> list[Section]:
+    return read_pdf(content, source)
+
+
+def _read_docx(content: bytes, source: str, _reading: Reading) -> list[Section]:
+    return read_docx(content, source)
+
+
 _SECTIONS: dict[str, Callable[[bytes, str, Reading], list[Section]]] = {
     "markdown": _read_markdown,
+    "html": _read_html,
     "text": _read_text,
+    "pdf": _read_pdf,
+    "docx": _read_docx,
 }
