@@ -90,6 +90,15 @@ def test_nims_embeddings_and_ranking(door: httpx.Client) -> None:
     assert sorted(rank["index"] for rank in reply["rankings"]) == [0, 1, 2]
 
 
+def test_litellms_request_of_ollama_gives_the_vectors_of_embed(door: httpx.Client) -> None:
+    body = {"model": "minilm-l6", "input": TEXTS, "options": {"num_ctx": 256}}
+    reply = door.post("/api/embed", json=body).raise_for_status()
+    wanted = door.post("/embed", json={"inputs": TEXTS, "model": "minilm-l6"}).json()
+    assert reply.json()["embeddings"] == wanted
+    assert reply.headers["x-ignored-fields"] == "options"
+    assert "version" in door.get("/api/version").json()
+
+
 def test_a_version_of_kserves_is_ready(door: httpx.Client) -> None:
     (version,) = door.get("/v2/models/minilm-l6").json()["versions"]
     ready = door.get(f"/v2/models/minilm-l6/versions/{version}/ready")

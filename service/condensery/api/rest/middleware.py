@@ -395,7 +395,7 @@ def _family_of_unknown_path(path: str) -> Family:
     """Return the family of paths without a route; ``/vertex`` is one of a build of TEI."""
     if path == "/vertex":
         return "tei"
-    return "kserve" if path.startswith("/v2/") else "openai"
+    return "kserve" if path.startswith(("/v2/", "/api/")) else "openai"
 
 
 def _client_address(scope: Scope) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from condensery import errors, question, values
 from condensery.api.rest import answers, chat, embeddings, indexes, models, openapi, page, rerank
-from condensery.api.rest.compat import cohere, infinity, kserve, tei
+from condensery.api.rest.compat import cohere, infinity, kserve, ollama, tei
 from condensery.api.rest.endpoint import Access, Endpoint, ErrorTypes, Route
 from condensery.api.rest.schemas import index, inference, rag, service
 
@@ -108,6 +108,14 @@ INFERENCE_ROUTES = (
         body=inference.TeiPredictRequest,
         reply=tei.Predictions,
         fails=(*ENCODE_ERRORS, errors.ModelCannot),
+    ),
+    _post(
+        "/api/embed",
+        ollama.ollama_embed,
+        "embed",
+        family="kserve",  # Ollama's errors look like KServe's
+        body=inference.OllamaEmbedRequest,
+        reply=ollama.OllamaEmbeddings,
     ),
     _rerank_route(
         "/v1/embed",
@@ -399,6 +407,8 @@ _infer_route = partial(Route, "POST", family="kserve")
 
 ABOUT_ROUTES = (
     Route("GET", "/v1/models", models.list_models, reply=models.Models),
+    Route("GET", "/api/tags", ollama.ollama_tags, family="kserve", reply=ollama.OllamaModels),
+    Route("GET", "/api/version", ollama.ollama_version, family="kserve", reply=models.Version),
     Route("GET", "/rerank/v1/models", models.list_rerankers, reply=models.Models),
     Route("GET", "/models", infinity.list_infinity_models, reply=infinity.InfinityModels),
     # Before the path whose names may hold slashes, which would match these too.

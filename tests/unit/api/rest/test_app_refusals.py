@@ -63,7 +63,7 @@ async def test_a_path_beside_it_is_not_found(line, subtests):
             # names of models may hold slashes where they are asked for
             is_name = path.startswith("/v1/models/") and route.method != "GET"
             assert asked.status == (405 if is_name else 404)
-            check(asked, "kserve" if path.startswith("/v2/") else "openai")
+            check(asked, "kserve" if path.startswith(("/v2/", "/api/")) else "openai")
 
 
 async def test_a_bad_body_looks_as_its_path_does(line, subtests):

@@ -84,6 +84,28 @@ async def test_voyages_ranking_is_cut_by_top_k_and_read_from_data(client, path):
     assert refused.status_code == 400
 
 
+async def test_ollama_embeds_by_a_name_with_its_tag(client, services, registry):
+    vectors = (await services.registry.encoder().embed(["a", "b"])).vectors
+    body = {"model": "words:latest", "input": ["a", "b"], "options": {"num_ctx": 8}}
+    reply = await client.post("/api/embed", json={**body, "keep_alive": None})
+    assert reply.headers["x-ignored-fields"] == "options"
+    embedded = reply.json()
+    assert np.array_equal(np.array(embedded["embeddings"], np.float32), vectors)
+    assert (embedded["model"], embedded["prompt_eval_count"]) == ("words:latest", 2)
+    assert registry.encoders["words"].asked[-1] == ("b", "", True)
+    assert (await client.post("/api/embed", json={"input": LONG})).status_code == 200
+    for wrong, status in (
+        ({"model": "nope"}, 404),
+        ({"truncate": False, "input": LONG}, 400),
+        ({"dimensions": 5}, 400),
+    ):
+        refused = await client.post("/api/embed", json={**body, **wrong})
+        assert (refused.status_code, refused.json().keys()) == (status, {"error"})
+    listed = (await client.get("/api/tags")).json()["models"]
+    assert next(item["model"] for item in listed) == "words"
+    assert (await client.post("/api/generate", json={})).json().keys() == {"error"}
+
+
 async def test_a_nim_of_rerankers_lists_them_alone_and_ranks_as_its_path_says(client, registry):
     listed = [item["id"] for item in (await client.get("/v1/models")).json()["data"]]
     rerankers = [item["id"] for item in (await client.get("/rerank/v1/models")).json()["data"]]

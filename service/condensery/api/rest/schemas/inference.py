@@ -200,6 +200,20 @@ class OpenAIEmbedRequest(Lenient):
     truncation: bool | None = Field(default=None, description="Voyage's word for `truncate`.")
 
 
+class OllamaEmbedRequest(Lenient):
+    """``POST /api/embed``."""
+
+    input: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "input"), json_schema_input_type=Texts),
+    ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
+    model: str | None = Field(default=None, description="An encoder; `:latest` may end its name.")
+    truncate: bool | None = Field(default=None, description="false: too long a text is an error.")
+    dimensions: int | None = Field(
+        default=None, ge=1, description="One of the model's `dims` and `dimensions`."
+    )
+
+
 class TeiEmbedRequest(Lenient):
     """``POST /embed``."""
 
