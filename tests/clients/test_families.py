@@ -19,6 +19,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FAMILIES = sorted(path.parent.name for path in HERE.glob("*/requirements.txt"))
+OURS = ("langchain_retriever", "llama_index_retriever")
+SERVICE = ROOT / "service"
 PROTO = ROOT / "proto" / "condensery" / "stubs"
 PIP = ("-m", "pip", "--disable-pip-version-check")
 PYTEST = ("-m", "pytest", "-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider")
@@ -59,15 +61,18 @@ def test_what_the_pages_show_runs_and_the_client_gets_what_it_should(
         # the addresses of a server as it starts by itself
         own = snippet.replace("http://127.0.0.1:8080", live_server.url)
         own = own.replace("127.0.0.1:8081", live_server.grpc)
-        assert run(python, ["-c", own], live_server).strip(), f"{page} shows nothing"
-    run(python, [*PYTEST, f"{family}/check.py"], live_server)
+        assert run(python, ["-c", own], live_server, family).strip(), f"{page} shows nothing"
+    run(python, [*PYTEST, f"{family}/check.py"], live_server, family)
 
 
-def run(python: Path, arguments: Sequence[str], server: Any) -> str:
+def run(python: Path, arguments: Sequence[str], server: Any, family: str = "") -> str:
     """Run a program that learns of the server from its environment; return what it prints."""
     own = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     # No package of ours: of all that we have, a client in another language has the contracts.
-    own |= {"SERVER": server.url, "SERVER_GRPC": server.grpc, "PYTHONPATH": str(PROTO)}
+    # But for the families that are classes of ours.
+    paths = [PROTO, SERVICE] if family in OURS else [PROTO]
+    own |= {"SERVER": server.url, "SERVER_GRPC": server.grpc}
+    own["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     done = subprocess.run(
         [python, *arguments],
         env=own,
