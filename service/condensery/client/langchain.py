@@ -11,8 +11,7 @@ from langchain_core.retrievers import BaseRetriever
 
 from condensery.client.rest import AsyncClient, Client
 from condensery.client.transports import DEFAULT_URL
-from condensery.question import SearchMode
-from condensery.values import Hit
+from condensery.values import Hit, SearchMode
 
 
 class IndexRetriever(BaseRetriever):

@@ -8,8 +8,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from condensery.client.rest import AsyncClient, Client
 from condensery.client.transports import DEFAULT_URL
-from condensery.question import SearchMode
-from condensery.values import Hit
+from condensery.values import Hit, SearchMode
 
 
 class IndexRetriever(BaseRetriever):

@@ -57,7 +57,8 @@ class InferModel:
     """A model, and what can be asked of it.
 
     Attributes:
-        task: None where it gives neither vectors nor scores: a pair without a rerank head.
+        task: None where it gives neither vectors nor scores: a pair without a rerank head, or one
+            that is named with an index.
         version: The one that serves: the store's, or its fingerprint.
     """
 
@@ -118,6 +119,8 @@ def describe_tensors(services: Services, name: str, version: str | None = None) 
         )
     own, models = info.alias_of or info.name, services.registry.models
     texts = TensorShape("input", TEXTS, [ANY])
+    if info.index is not None:  # such a name answers questions alone
+        return InferModel(info, None, served, [], [])
     if any(model.name == own for model in models("encoder")):
         vectors = TensorShape("embedding", FLOATS, [ANY, info.dims or ANY])
         return InferModel(info, "embed", served, [texts], [vectors])

@@ -100,7 +100,8 @@ async def ollama_embed(request: Request, services: Services) -> Response:
 
 async def ollama_tags(_request: Request, services: Services) -> Response:
     """List the models that serve and their aliases, as Ollama does."""
-    return write_json(OllamaModels([_describe(info) for info in models.list_models(services)]))
+    infos = [info for info in models.list_models(services) if info.index is None]  # those chat
+    return write_json(OllamaModels([_describe(info) for info in infos]))
 
 
 async def ollama_version(_request: Request, _services: Services) -> Response:
