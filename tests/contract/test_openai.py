@@ -317,3 +317,68 @@ def test_a_model_that_carries_an_index_is_chatted_with_by_its_name_alone(
     with pytest.raises(openai.NotFoundError, match="no index 'gone'") as caught:
         client.chat.completions.create(model="oscar-mini@gone", messages=[USER])
     assert (caught.value.code, caught.value.param) == ("index_not_found", "model")
+
+
+def test_a_response_is_the_answer_to_the_same_question(
+    client: openai.OpenAI, live_server: Any, docs: str
+) -> None:
+    whole = answer_of(live_server, documents=PASSAGES)
+    response = client.responses.create(
+        model="oscar-mini",
+        input=QUESTION,
+        max_output_tokens=12,
+        extra_body={"documents": PASSAGES},
+    )
+    assert response.output_text == whole["answer"]
+    assert response.usage
+    assert response.usage.output_tokens == whole["usage"]["completion_tokens"]
+    assert response.model_extra
+    assert response.model_extra["condensery"]["citations"] == whole["citations"]
+    turns: Any = [
+        {"role": "user", "content": "What is a lake?"},
+        {"role": "assistant", "content": "Water."},
+        {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+    ]
+    raw = client.responses.with_raw_response.create(
+        model=docs, input=turns, instructions="Be brief.", max_output_tokens=12
+    )
+    index = {"name": "samples", "top_k": 5, "mode": "bm25"}
+    assert raw.parse().output_text == answer_of(live_server, index=index)["answer"]
+    assert raw.headers["x-ignored-messages"] == "2"
+    assert raw.headers["x-ignored-fields"] == "instructions"
+
+
+def test_a_streamed_response_and_its_helper_join_to_the_whole_one(
+    client: openai.OpenAI, live_server: Any
+) -> None:
+    whole = answer_of(live_server, documents=PASSAGES)
+    asked: Any = {
+        "model": "oscar-mini",
+        "input": QUESTION,
+        "max_output_tokens": 12,
+        "extra_body": {"documents": PASSAGES},
+    }
+    events = list(client.responses.create(**asked, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole["answer"]
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+    assert "response.output_text.done" in kinds
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"extra_body": {}}, "documents"),
+    ],
+)
+def test_what_a_response_cannot_have_is_a_bad_request(
+    client: openai.OpenAI, more: dict[str, Any], field: str
+) -> None:
+    asked = {"input": QUESTION, "extra_body": {"documents": PASSAGES}, **more}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="oscar-mini", **asked)
+    assert caught.value.param == field

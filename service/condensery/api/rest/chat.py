@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import orjson
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from condensery.api.rest.answers import answer_events, clamp_logprob
 from condensery.api.rest.errors import ErrorDetail
 from condensery.api.rest.ignored_fields import find_ignored_fields
-from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, write_json
+from condensery.api.rest.io import END_OF_EVENTS, EventWriter, read_as, stream_events, write_json
 from condensery.api.rest.messages import (
     NeutralValues,
     RefusedFields,
@@ -26,6 +26,7 @@ from condensery.api.rest.messages import (
     check_passages,
     clamp_tokens,
     find_question,
+    make_question,
     refuse_fields,
     without_neutral,
 )
@@ -185,11 +186,17 @@ async def chat_completions(request: Request, services: Services) -> Response:
     """Answer a chat's last question from documents, an index or a context, as OpenAI does."""
     limits = services.limits
     chat = await read_as(request, services, lambda data: read_chat(data, limits))
+    return await answer_chat(request, services, chat, _ChatWriter(services, chat))
+
+
+async def answer_chat(
+    request: Request, services: Services, chat: ChatQuestion, writer: "ConversationWriter"
+) -> Response:
+    """Answer a conversation's question in the form that a writer gives it, whole or streamed."""
     chat.unheeded.report(request)
     check_passages(services, chat.question)
-    writer = _ChatWriter(services, chat)
     if chat.stream:
-        return await stream_events(request, _chat_events(services, chat), writer)
+        return await stream_events(request, chat_events(services, chat), writer)
     model = chat.question.model
     with (
         count_request(services, model, "answer", "rest") as counted,
@@ -198,10 +205,11 @@ async def chat_completions(request: Request, services: Services) -> Response:
         answer = await answer_whole(services, chat.question)
         counted.model = answer.model  # of a context it is known only now
         with services.metrics.stage(answer.model, "serialize"):
-            return write_json(writer.completion(answer), headers={"x-model": answer.model})
+            return write_json(writer.whole(answer), headers={"x-model": answer.model})
 
 
-async def _chat_events(services: Services, chat: ChatQuestion) -> AsyncGenerator[AnswerEvent, None]:
+async def chat_events(services: Services, chat: ChatQuestion) -> AsyncGenerator[AnswerEvent, None]:
+    """Answer a conversation's question, and count it as one request."""
     with rename_field("query", chat.path):
         async with aclosing(answer_events(services, chat.question)) as events:
             async for event in events:
@@ -224,30 +232,11 @@ def read_chat(data: Any, limits: RequestLimits) -> ChatQuestion:
     if body.stream_options is not None and not body.stream:
         ignored += ("stream_options",)
     return ChatQuestion(
-        question=_make_question(body, asked.text, max_tokens),
+        question=make_question(body, asked.text, max_tokens, _count_logprobs(body)),
         path=asked.path,
         unheeded=Unheeded(ignored, asked.unread, clamped),
         stream=bool(body.stream),
         usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
-    )
-
-
-def _make_question(body: ChatRequest, query: str, max_tokens: int) -> Question:
-    return Question(
-        query,
-        documents=body.documents,
-        index=body.index,
-        context=body.context,
-        rerank=body.rerank,
-        compression=body.compression,
-        min_relevance=body.min_relevance,
-        model=body.model,
-        max_tokens=max_tokens,
-        temperature=body.temperature or 0.0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=body.seed,
-        stop=body.stop,
-        logprobs=_count_logprobs(body),
     )
 
 
@@ -273,6 +262,14 @@ def _count_logprobs(body: ChatRequest) -> int | None:
     return body.top_logprobs or 0 if body.logprobs else None
 
 
+class ConversationWriter(EventWriter, Protocol):
+    """Writes answers in one of OpenAI's formats."""
+
+    def whole(self, answer: Answer) -> Any:
+        """Return a whole answer, to be written as JSON."""
+        ...
+
+
 class _ChatWriter:
     """Writes one answer, whole or in chunks.
 
@@ -286,19 +283,19 @@ class _ChatWriter:
         self._chat = chat
         self._common: dict[str, Any] = {}
 
-    def completion(self, answer: Answer) -> ChatCompletion:
+    def whole(self, answer: Answer) -> ChatCompletion:
         """Return a whole answer."""
         self._begin(answer)
         choice = ChatChoice(
             message=ChatAnswer(answer.answer + list_snippets(answer.snippets)),
             logprobs=_chat_logprobs(answer.logprobs),
-            finish_reason=_finish_reason(answer),
+            finish_reason=openai_finish_reason(answer),
         )
         return ChatCompletion(
             **self._common,
             choices=[choice],
             usage=_chat_usage(answer.usage),
-            condensery=self._extras(answer),
+            condensery=make_extras(answer, self._chat),
         )
 
     def event(self, event: AnswerEvent) -> bytes:
@@ -310,8 +307,8 @@ class _ChatWriter:
             return self._chunk({"content": event.text}, logprobs=event.logprobs)
         nearest = list_snippets(event.snippets)
         last = self._chunk({"content": nearest}) if nearest else b""
-        extras = {"condensery": self._extras(event)}
-        last += self._chunk({}, finish=_finish_reason(event), extras=extras)
+        extras = {"condensery": make_extras(event, self._chat)}
+        last += self._chunk({}, finish=openai_finish_reason(event), extras=extras)
         if not self._chat.usage:
             return last
         return last + self._line([], {"usage": _chat_usage(event.usage)})
@@ -358,17 +355,19 @@ class _ChatWriter:
         }
         return b"data: %b\n\n" % orjson.dumps(chunk)
 
-    def _extras(self, answer: Answer) -> ChatExtras:
-        return ChatExtras(
-            citations=answer.citations,
-            compression=answer.compression,
-            timings=answer.timings,
-            finish_reason=answer.finish_reason,
-            ignored_messages=self._chat.unheeded.messages,
-            generator=answer.generator,
-            grounded=answer.grounded,
-            snippets=answer.snippets,
-        )
+
+def make_extras(answer: Answer, chat: ChatQuestion) -> ChatExtras:
+    """Return what OpenAI's reply has no place for."""
+    return ChatExtras(
+        citations=answer.citations,
+        compression=answer.compression,
+        timings=answer.timings,
+        finish_reason=answer.finish_reason,
+        ignored_messages=chat.unheeded.messages,
+        generator=answer.generator,
+        grounded=answer.grounded,
+        snippets=answer.snippets,
+    )
 
 
 def list_snippets(snippets: Sequence[Snippet]) -> str:
@@ -382,7 +381,7 @@ def _as_text(text: str) -> str:
     return MARKDOWN_SIGNS.sub(r"\\\1", " ".join(text.split()))
 
 
-def _finish_reason(answer: Answer) -> Literal["stop", "length"]:
+def openai_finish_reason(answer: Answer) -> Literal["stop", "length"]:
     """Return OpenAI's word for why the answer ended; our own is in the extras."""
     return "stop" if answer.finish_reason in ("stop", "not_found") else "length"
 

@@ -50,7 +50,7 @@ class Route:
         other_family: A second one, where the body decides.
         body: The request's schema; ``optional`` bodies may be left out.
         reply: The reply's type; ``media`` is its content type, and where it ``streams``, it can be
-            server-sent events instead: ours, or OpenAI's chunks.
+            server-sent events instead: ours, or OpenAI's chunks or its responses' events.
         other_media: Another content type that the reply can have, as text.
         parameters: Its own, in path and query, as OpenAPI has them; ``name`` is described for all.
         fails: The errors that it has beside those of all routes, for the description.
@@ -68,7 +68,7 @@ class Route:
     optional: bool = False
     reply: Any = None
     media: str = "application/json"
-    streams: Literal["events", "chunks"] | None = None
+    streams: Literal["events", "chunks", "responses"] | None = None
     other_media: str | None = None
     parameters: tuple[Mapping[str, Any], ...] = ()
     fails: ErrorTypes = ()

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from condensery.api.rest.ignored_fields import add_reply_header, report_ignored_fields
-from condensery.api.rest.schemas.rag import ChatMessage
+from condensery.api.rest.schemas.rag import ChatMessage, ConversationRequest, ResponseItem
 from condensery.errors import InputError, shorten
 from condensery.jobs.services import Services
 from condensery.jobs.validation import PASSAGE_SOURCES
@@ -66,7 +66,7 @@ class Unheeded:
             add_reply_header(request, CLAMPED_FIELDS_HEADER, clamped)
 
 
-def find_question(messages: Sequence[ChatMessage], field: str) -> AskedMessage:
+def find_question(messages: Sequence[ChatMessage | ResponseItem], field: str) -> AskedMessage:
     """Return the last message of a user.
 
     Raises:
@@ -76,7 +76,7 @@ def find_question(messages: Sequence[ChatMessage], field: str) -> AskedMessage:
         if messages[place].role == "user":
             path = f"{field}[{place}].content"
             return AskedMessage(read_text(messages[place].content, path), path, len(messages) - 1)
-    roles = ", ".join(dict.fromkeys(message.role for message in messages))
+    roles = ", ".join(dict.fromkeys(str(message.role) for message in messages))
     raise InputError.at(
         field, f"the last message of role 'user' is the question, and there is none: {roles}."
     )
@@ -147,6 +147,28 @@ def clamp_tokens(name: str, asked: int | None, limit: int) -> tuple[int, dict[st
     if asked is None:
         return ANSWER_TOKENS, {}
     return (asked, {}) if asked <= limit else (limit, {name: limit})
+
+
+def make_question(
+    body: ConversationRequest, query: str, max_tokens: int, logprobs: int | None = None
+) -> Question:
+    """Return the question of a conversation, with its passages and options."""
+    return Question(
+        query,
+        documents=body.documents,
+        index=body.index,
+        context=body.context,
+        rerank=body.rerank,
+        compression=body.compression,
+        min_relevance=body.min_relevance,
+        model=body.model,
+        max_tokens=max_tokens,
+        temperature=body.temperature or 0.0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=body.seed,
+        stop=body.stop,
+        logprobs=logprobs,
+    )
 
 
 def check_passages(services: Services, question: Question) -> None:

@@ -99,6 +99,17 @@ STREAMS: dict[str, Schema] = {
         },
         "required": ["data"],
     },
+    "responses": {
+        "type": "object",
+        "description": "Where `stream` is true, as OpenAI has it: `response.created`, ..., "
+        "`response.output_text.delta`, ..., `response.completed` or `response.incomplete`, whose "
+        "`response` has `condensery`. A failure once it has begun is an event `error`.",
+        "properties": {
+            "event": {"type": "string", "description": "The `type` of its data."},
+            "data": {"type": "string", "description": "JSON."},
+        },
+        "required": ["event", "data"],
+    },
 }
 PARAMETERS: Schema = {
     "request_id": {
@@ -302,6 +313,7 @@ def _setting_bounds(limits: RequestLimits) -> dict[str, dict[str, Schema]]:
             "max_tokens": {"minimum": 1},
             "max_completion_tokens": {"minimum": 1},
         },
+        "ResponseRequest": {"documents": read, "max_output_tokens": {"minimum": 1}},
         "CompressRequest": {"documents": read, "ttl_s": seconds},
         "AnswerIndex": {"top_k": count},
         "AnswerRerank": {"top_n": {**count, "minimum": 0}},

@@ -4,7 +4,17 @@ from functools import partial
 from typing import Any
 
 from condensery import errors, question, values
-from condensery.api.rest import answers, chat, embeddings, indexes, models, openapi, page, rerank
+from condensery.api.rest import (
+    answers,
+    chat,
+    embeddings,
+    indexes,
+    models,
+    openapi,
+    page,
+    rerank,
+    responses,
+)
 from condensery.api.rest.compat import cohere, infinity, kserve, ollama, tei
 from condensery.api.rest.endpoint import Access, Endpoint, ErrorTypes, Route
 from condensery.api.rest.schemas import index, inference, rag, service
@@ -181,6 +191,15 @@ ANSWER_ROUTES = (
         body=rag.ChatRequest,
         reply=chat.ChatCompletion,
         streams="chunks",
+        fails=WRITTEN_ERRORS,
+    ),
+    _answer_route(
+        "/v1/responses",
+        responses.create_response,
+        "answer",
+        body=rag.ResponseRequest,
+        reply=responses.ModelResponse,
+        streams="responses",
         fails=WRITTEN_ERRORS,
     ),
     _answer_route(

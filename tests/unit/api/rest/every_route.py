@@ -49,6 +49,7 @@ REQUESTS = [
     ("POST", "/v1/rag/compare", QUESTION),
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1}),
+    ("POST", "/v1/responses", {"input": "where?", "documents": QUESTION["documents"]}),
     ("POST", "/v1/compress", QUESTION),
     ("POST", "/v1/compress", {**QUESTION, "return": "stats"}),
     ("DELETE", "/v1/contexts/ctx_...", None),

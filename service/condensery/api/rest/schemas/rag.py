@@ -152,19 +152,15 @@ class StreamOptions:
     """One chunk more, without choices, has the usage."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """``POST /v1/chat/completions``: OpenAI's body, and where the passages are.
-
-    Of OpenAI's fields those that ask for an answer of another form (tools, n over 1, JSON, images)
-    are refused by name; all others that have no effect are listed in ``x-ignored-fields``.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRequest:
+    """What chats and responses have in common: OpenAI's fields, and where the passages are."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
-    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
     model: str | None = None
-    """A pair; by default the default one."""
+    """A pair, perhaps with an index (`pair@index`, or an alias of that); by default the default
+    one."""
     documents: Documents | None = None
     """Strings, or objects ``{id, text, metadata}``."""
     index: (
@@ -179,19 +175,75 @@ class ChatRequest:
     min_relevance: Probability | None = None
     """Under this score of the best passage nothing is generated, and the answer says that the
     passages don't hold it; 0 always generates. null: as the pair declares."""
-    history: Literal["ignore"] | None = None
-    """Nothing else can be asked for: other messages are not read (``x-ignored-messages``)."""
-    max_tokens: int | None = None
-    """By default 64; of more than the server gives, as many as it does (``x-clamped-fields``)."""
-    max_completion_tokens: int | None = None
-    """The same, OpenAI's way."""
     temperature: Temperature | None = None
     """By default 0, the best token always."""
     top_p: TopP | None = None
     seed: Seed | None = None
     stop: Stop = ()
     """A string that ends the answer, or several."""
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(ConversationRequest):
+    """``POST /v1/chat/completions``: OpenAI's body, and where the passages are.
+
+    Of OpenAI's fields those that ask for an answer of another form (tools, n over 1, JSON, images)
+    are refused by name; all others that have no effect are listed in ``x-ignored-fields``.
+    """
+
+    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
+    history: Literal["ignore"] | None = None
+    """Nothing else can be asked for: other messages are not read (``x-ignored-messages``)."""
+    max_tokens: int | None = None
+    """By default 64; of more than the server gives, as many as it does (``x-clamped-fields``)."""
+    max_completion_tokens: int | None = None
+    """The same, OpenAI's way."""
     logprobs: bool | None = None
     top_logprobs: LogprobCount | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseItem:
+    """A message, or another item of a conversation. The last of role ``user`` is the question."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    type: str | None = None
+    role: str | None = None
+    content: Annotated[
+        Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]})
+    ] = None
+    """The question's: a string, or parts ``{"type": "input_text"}``."""
+
+
+def _as_items(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTextOptions:
+    """What form the text has."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    format: dict[str, JsonValue] | None = None
+    """``{"type": "text"}``; there is no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest(ConversationRequest):
+    """``POST /v1/responses``: OpenAI's body, and where the passages are; as ``ChatRequest``."""
+
+    input: Annotated[
+        tuple[ResponseItem, ...],
+        Field(min_length=1),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[ResponseItem]),
+    ]
+    """The question, or a conversation that it is in."""
+    max_output_tokens: int | None = None
+    """By default 64; of more than the server gives, as many as it does (``x-clamped-fields``)."""
+    text: ResponseTextOptions | None = None
+    metadata: dict[str, JsonValue] | None = None
+    """Comes back as it is."""
