@@ -47,3 +47,14 @@ def test_token_ids_are_refused_by_the_setting_that_sends_them(
 def test_chat_answers_from_documents() -> None:
     chat = ChatOpenAI(**BASE, model="oscar-mini", extra_body={"documents": PASSAGES[:2]})
     assert isinstance(chat.invoke(QUESTION).content, str)
+
+
+def test_a_conversation_is_answered_from_an_index_by_the_models_name_alone() -> None:
+    chat = ChatOpenAI(**BASE, model="oscar-mini@samples", temperature=0, max_tokens=8)
+    turns = [("system", "Be brief."), ("user", "What is a lake?"), ("assistant", "Water.")]
+    asked = [*turns, ("user", QUESTION)]
+    whole = chat.invoke(asked).content
+    assert whole == chat.invoke(QUESTION).content
+    assert "".join(str(part.content) for part in chat.stream(asked)) == whole
+    newer = ChatOpenAI(**BASE, model="oscar-mini@samples", use_responses_api=True, max_tokens=8)
+    assert newer.invoke(asked).text == whole
