@@ -34,8 +34,11 @@ def test_the_sample_index_is_answered_by_the_shipped_pair(tmp_path: Path) -> Non
         return float(figures[name]["mean"])
 
     assert mean(whole, "answered") >= 88
-    assert mean(whole, "right") >= 62
-    assert mean(whole, "citation_first") >= 86
-    assert mean(whole, "wrong_but_answered") <= 36
-    assert mean(near, "answered") <= 60
+    assert mean(whole, "right") >= 66
+    assert mean(whole, "verbatim_of_right") >= 88
+    assert mean(whole, "grounded") >= 85
+    assert mean(whole, "citation_first") >= 90
+    assert mean(whole, "citation_by_offsets") >= 85
+    assert mean(whole, "wrong_but_answered") <= 31
+    assert mean(near, "answered") <= 52
     assert report["abstention"]["aurc"] <= 0.30
