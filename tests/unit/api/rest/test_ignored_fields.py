@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from pydantic import ConfigDict
+from tests.unit.api.rest.every_route import REQUESTS
 
 from condensery.api.rest.ignored_fields import MAX_NAME_CHARS, MAX_NAMES, find_ignored_fields
 from condensery.api.rest.schemas.inference import Lenient, Ours
@@ -79,3 +80,14 @@ async def test_names_are_the_callers_and_cannot_break_the_header(client):
     many = {f"f{place}": place for place in range(MAX_NAMES + 3)}
     reply = await client.post("/embed", json={"inputs": "a", **many})
     assert reply.headers[HEADER].endswith(f"f{MAX_NAMES - 1}, and 3 more")
+
+
+async def test_every_route_refuses_an_unknown_field_by_name_or_lists_it(client, subtests):
+    for method, path, body in REQUESTS:
+        if not body:
+            continue
+        with subtests.test(f"{method} {path}", body=body):
+            reply = await client.request(method, path, json={**body, "colour": "red"})
+            refused = reply.status_code in (400, 422) and "colour" in reply.text
+            listed = "colour" in reply.headers.get(HEADER, "").split(", ")
+            assert refused != listed, reply.text

@@ -1,7 +1,8 @@
 """The bodies of requests for embeddings, labels and ranks, and what all bodies share.
 
 TEI's, Cohere's, Jina's and Infinity's clients send fields of their own: those bodies ignore unknown
-fields. Ours refuse them, so that a misspelt option is not silently without effect.
+fields, as their servers do, and the reply lists them (``ignored_fields``). Ours refuse them, so
+that a misspelt option is not silently without effect.
 Types are strict: "5" is not 5, and 1 is not true.
 """
 
@@ -165,7 +166,6 @@ class OpenAIEmbedRequest(Lenient):
     dimensions: int | None = Field(
         default=None, ge=1, description="One of the model's `dims` and `dimensions`."
     )
-    user: str | None = None
     prompt_name: str | None = Field(default=None, description="One of the model's prompts.")
     input_type: str | None = Field(
         default=None,
