@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,9 +15,11 @@ from tqdm import tqdm
 
 from condensery.commands.common import AnyClient, print_note
 from condensery.documents.files import (
+    BY_LINE,
     FileName,
     OpenFile,
     Reading,
+    check_length,
     hash_file,
     kind_of,
     owns_ids,
@@ -70,7 +72,12 @@ def add_paths(args: argparse.Namespace, client: AnyClient) -> int:
         return add_stdin(args, client)
     if args.name and ("/" in args.name or (suffix_of(args.name) and Path(args.name).is_file())):
         raise InputError(f"{args.name} is a path: before several of them goes the index's name")
-    found, roots = find_paths(args, reading)
+    found = Found()
+    with (
+        tqdm(unit=" files", desc="looking", disable=None, delay=1, leave=False) as bar,
+        ticking(bar, lambda: bar.update(len(found.files) - bar.n)),
+    ):
+        roots = find_paths(args, reading, found)
     name = args.name or name_index(args.paths[0])
     if found.files:
         make_index(client, name)
@@ -101,13 +108,13 @@ def add_stdin(args: argparse.Namespace, client: AnyClient) -> int:
     return 0
 
 
-def find_paths(args: argparse.Namespace, reading: Reading) -> tuple[Found, dict[Root, bool]]:
-    """Find the files of all paths, each once; of each root, whether all of its files are meant.
+def find_paths(args: argparse.Namespace, reading: Reading, found: Found) -> dict[Root, bool]:
+    """Find the files of all paths, each once; returns the roots, and if all of a root is meant.
 
     Raises:
         InputError: A path is not there; two folders have one name; nothing to sync.
     """
-    found, glob = Found(), make_glob(args.glob or [])
+    glob = make_glob(args.glob or [])
     roots: dict[Root, bool] = {}
     paths = [Path(path) for path in args.paths]
     for path in paths:
@@ -133,7 +140,7 @@ def find_paths(args: argparse.Namespace, reading: Reading) -> tuple[Found, dict[
             if (name := FileName(root.folder, path.name, root.source)) not in seen:
                 seen.add(name)
                 find_file(found, path, name, reading)
-    return found, roots
+    return roots
 
 
 class Adding:
@@ -210,6 +217,8 @@ class Adding:
         name, kind = file.name.whole, kind_of(file.name.path, reading)
         stored = self._stored.get(name, StoredFile())
         try:
+            if kind not in BY_LINE:
+                check_length(file.source, found.size)
             owned = owns_ids(file, kind, reading)
             hash = "" if owned else hash_file(file.stream, reading)
         except InputError as error:
@@ -356,7 +365,7 @@ def open_adding(
     try:
         with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=None) as bar:
             adding = Adding(client, name, found, bar, again=again)
-            with ticking(bar):
+            with ticking(bar, bar.refresh):
                 yield adding
                 adding.flush()
     except (CondenseryError, KeyboardInterrupt):
@@ -367,13 +376,13 @@ def open_adding(
 
 
 @contextmanager
-def ticking(bar: Any) -> Iterator[None]:
-    """Let a bar's time go on while nothing else moves it."""
+def ticking(bar: Any, move: Callable[[], object]) -> Iterator[None]:
+    """Move a bar each second, or let its time go on while nothing else moves it."""
     ended = threading.Event()
 
     def tick() -> None:
         while not ended.wait(1):
-            bar.refresh()
+            move()
 
     if not bar.disable:
         threading.Thread(target=tick, daemon=True).start()

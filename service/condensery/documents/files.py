@@ -217,12 +217,17 @@ def read_whole(file: OpenFile) -> bytes:
         InputError: They are over ``MAX_FILE_BYTES``.
     """
     content = file.stream.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
+    check_length(file.source, len(content))
+    return content
+
+
+def check_length(source: str, length: int) -> None:
+    """Refuse a file that is too long to be read as a whole, by its bytes."""
+    if length > MAX_FILE_BYTES:
         raise InputError(
-            f"{file.source}: over {MAX_FILE_BYTES // 2**20} MiB, which is read as a whole;"
+            f"{source}: over {MAX_FILE_BYTES // 2**20} MiB, which is read as a whole;"
             " cut it into several files, or make it JSON lines"
         )
-    return content
 
 
 def decode(content: bytes, source: str, encoding: str) -> str:

@@ -1,8 +1,10 @@
 """``condensery index add`` against a server in this process, whose encoder stands in for one."""
 
 import asyncio
+import io
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +17,13 @@ from tests.command_line import Ended, run
 
 from condensery.api.rest.http import RestServer
 from condensery.client.rest import Client
-from condensery.commands.adding import BATCH_DOCUMENTS, UNREAD_STATUS, Adding, name_index
+from condensery.commands.adding import (
+    BATCH_DOCUMENTS,
+    UNREAD_STATUS,
+    Adding,
+    finish_first,
+    name_index,
+)
 from condensery.documents.folders import Found
 from condensery.errors import InputError
 from condensery.jobs.services import RequestLimits, Services
@@ -263,12 +271,41 @@ def test_a_hundred_thousand_small_files_need_few_requests(tmp_path: Path) -> Non
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     found, client = Found(), Counting()
     find_files(found, tmp_path, name_root(tmp_path), Reading(), None)
-    with tqdm(disable=True) as bar:
+    total = sum(file.size for file in found.files)
+    with tqdm(total=total, file=io.StringIO()) as bar:
         adding = Adding(client, "n", found, bar, again=False)  # type: ignore[arg-type]
         adding.write_files(Reading())
         adding.flush()
+        assert bar.n == total
     assert client.documents == 2000
     assert client.requests < 2 * 2000 / BATCH_DOCUMENTS
+
+
+def test_ctrl_c_waits_for_the_documents_on_their_way_and_a_second_one_does_not() -> None:
+    done: list[int] = []
+
+    def write(presses: int) -> None:
+        with finish_first():
+            for _ in range(presses):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(presses)
+
+    with pytest.raises(KeyboardInterrupt):
+        write(1)
+    with pytest.raises(KeyboardInterrupt):
+        write(2)
+    assert done == [1]
+    write(0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_was_written_before_a_failure_is_reported(url: str, tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"id": f"n{i}", "text": "x" * 900}) + "\n" for i in range(30))
+    content = f"{lines}not JSON\n"
+    ended = run("index", "add", "in", "-", "--url", url, stdin=content, status=1)
+    written = len(stored(url, "in"))
+    assert 0 < written <= 30
+    assert f"in: {written} documents were written before this stopped\n" in ended.stderr
 
 
 def test_a_document_that_comes_again_goes_into_a_later_request(url: str, tmp_path: Path) -> None:
