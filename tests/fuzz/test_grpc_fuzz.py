@@ -18,6 +18,7 @@ from tests.fuzz.mangling import MANGLERS
 
 from condensery.client.grpc import GrpcClient
 from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.stubs import inference_v2_pb2 as inference
 from condensery.stubs import tei_v1_pb2 as tei
 from condensery.values import Document
 
@@ -186,6 +187,30 @@ TEI: dict[str, list[Message]] = {
         for name in ("Decode", "DecodeStream")
     },
 }
+_TEXTS = inference.ModelInferRequest.InferInputTensor(name="input", datatype="BYTES", shape=[1])
+INFERENCE: dict[str, list[Message]] = {
+    f"GRPCInferenceService/{name}": messages
+    for name, messages in {
+        "ServerLive": [inference.ServerLiveRequest()],
+        "ServerReady": [inference.ServerReadyRequest()],
+        "ServerMetadata": [inference.ServerMetadataRequest()],
+        "ModelReady": [inference.ModelReadyRequest(name="minilm-l6", version="1")],
+        "ModelMetadata": [inference.ModelMetadataRequest(name="oscar-mini")],
+        "ModelInfer": [
+            inference.ModelInferRequest(
+                model_name="minilm-l6",
+                inputs=[_TEXTS],
+                parameters={"truncate": inference.InferParameter(bool_param=True)},
+                raw_input_contents=[b"\x01\x00\x00\x00a"],
+            )
+        ],
+    }.items()
+}
+CONTRACTS = (
+    ("condensery.v1", pb.DESCRIPTOR, MESSAGES),
+    ("tei.v1", tei.DESCRIPTOR, TEI),
+    ("inference", inference.DESCRIPTOR, INFERENCE),
+)
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
@@ -193,14 +218,14 @@ def paths() -> dict[str, list[bytes]]:
     """Return every method with what it takes, written."""
     written = {
         f"/{package}.{name}": [message.SerializeToString() for message in messages]
-        for package, methods in (("condensery.v1", MESSAGES), ("tei.v1", TEI))
+        for package, _, methods in CONTRACTS
         for name, messages in methods.items()
     }
     return {**written, HEALTH: [b"", b"\x0a\x0dcondensery.v1"]}
 
 
 def test_every_method_is_fuzzed() -> None:
-    for contract, messages in ((pb.DESCRIPTOR, MESSAGES), (tei.DESCRIPTOR, TEI)):
+    for _, contract, messages in CONTRACTS:
         methods = {
             f"{service.name}/{method.name}"
             for service in contract.services_by_name.values()

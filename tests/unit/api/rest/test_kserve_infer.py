@@ -132,7 +132,7 @@ async def test_what_is_wrong_is_named_as_kserve_does(client, change, says):
 @pytest.mark.parametrize(
     ("size", "length", "data"),
     [(9, None, b"\x01\0\0\0a"), (5, None, b"\x09\0\0\0a"), (5, None, b"\x01\0\0\0\xff"),
-     (5, "999", b"\x01\0\0\0a"), (5, "-1", b"\x01\0\0\0a"), (5, "x", b""),
+     (5, "999", b"\x01\0\0\0a"), (5, "-1", b"\x01\0\0\0a"), (5, "x", b""), (5, "9" * 5000, b""),
      (0, None, b"\x01\0\0\0a"),
      ("5", None, b"\x01\0\0\0a"), (3, None, b"\x01\0\0")],
 )  # fmt: skip

@@ -187,7 +187,9 @@ async def _read_infer_body(
     """
     data = memoryview(await read_bytes(request.receive))
     header = request.headers.get(JSON_LENGTH_HEADER)
-    length = len(data) if header is None else int(header) if header.isdigit() else -1
+    length = len(data)
+    if header is not None:
+        length = int(header) if header.isdecimal() and len(header) < 20 else -1
     if not 0 <= length <= len(data):
         where = f"{shorten(header)} is no length of JSON in a body of {len(data)} bytes."
         raise InputError.at(JSON_LENGTH_HEADER, where, header)
