@@ -62,6 +62,6 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         for field in ("input", "inputs", "texts", "documents"):
             if isinstance(body.get(field), list) and LONG < len(body[field]) <= MOST:
                 del body[field][LONG:]
-        for field in ("max_tokens", "max_completion_tokens"):
+        for field in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if isinstance(body.get(field), int) and body[field] > FEW:  # a chat's is clamped
                 body[field] = FEW
