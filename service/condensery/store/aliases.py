@@ -71,7 +71,7 @@ class ModelAliases:
         Raises:
             InputError: It is malformed, or there are two.
         """
-        if INDEX_SEPARATOR not in name and name not in self._targets:
+        if INDEX_SEPARATOR not in name and name not in self._steps:
             return None  # most requests
         return _index_on(self._chain(name), "model", name)
 
