@@ -57,7 +57,7 @@ UNREAD_STATUS = 4  # some of what was asked for could not be read
 # progress is seen to move and Ctrl-C does not wait long.
 BATCH_DOCUMENTS = 128
 BATCH_CHARS = 500_000
-FIRST_CHARS, LEAST_CHARS = 8_000, 2_000
+LEAST_CHARS = 2_000  # of the first one too
 BATCH_SECONDS = 1.0
 
 LISTED_PROBLEMS = 100
@@ -163,7 +163,7 @@ class Adding:
         self._batch: dict[str, Document] = {}
         self._doubtful: set[str] = set()  # ids of the batch that may be there already
         self._old: list[str] = []  # ids to delete once the batch is written
-        self._chars, self._limit = 0, FIRST_CHARS
+        self._chars, self._limit = 0, LEAST_CHARS
         self._bytes = 0  # read since the last request
         self._documents = self._passages = self._skipped = self._deleted = 0
         self._in_flight = 0  # documents of a request without a reply
