@@ -130,15 +130,19 @@ def run_tasks(args: argparse.Namespace, parent: StoredModel, setup: TrainingSetu
                 )  # fmt: skip
                 figures = {"figures": task.evaluate(tuned), "seconds": time.perf_counter() - began}
                 results.add(f"{name} {seed} parent", figures)
-                # What converted networks are compared with: tuned for as many epochs in all.
-                longer = copy.deepcopy(tuned).train()
-                epochs = max(args.converted) + recipe.extra_epochs
-                tune_network(
-                    longer, task, recipe, epochs, Path(folder) / "longer",
-                    identity={}, setup=setup,
-                )  # fmt: skip
-                figures = {"figures": task.evaluate(longer), "seconds": time.perf_counter() - began}
-                results.add(f"{name} {seed} {LONGER}", figures)
+                if f"{name} {seed} {LONGER}" not in results.rows:
+                    # What converted networks are compared with: tuned for as many epochs in all.
+                    longer = copy.deepcopy(tuned).train()
+                    epochs = max(args.converted) + recipe.extra_epochs
+                    tune_network(
+                        longer, task, recipe, epochs, Path(folder) / "longer",
+                        identity={}, setup=setup,
+                    )  # fmt: skip
+                    seconds = time.perf_counter() - began
+                    results.add(
+                        f"{name} {seed} {LONGER}",
+                        {"figures": task.evaluate(longer), "seconds": seconds},
+                    )
                 for variant in wanted:
                     row = one_conversion(tuned, task, recipe, variant, Path(folder), setup)
                     results.add(f"{name} {seed} {variant.name}", row)
