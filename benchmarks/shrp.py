@@ -197,21 +197,24 @@ def one_conversion(
 
 
 def tasks_page(results: ResultTable) -> str:
-    """Return a table a task: means over seeds, with the least and the most."""
-    grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    """Return a table a task: means over seeds, with the least and the most.
+
+    What is kept is of the parents of the same seeds.
+    """
+    grouped: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for key, row in results.rows.items():
-        task, _, variant = key.split(" ", 2)
-        grouped.setdefault(task, {}).setdefault(variant, []).append(row)
+        task, seed, variant = key.split(" ", 2)
+        grouped.setdefault(task, {}).setdefault(variant, {})[seed] = row
     lines = ["# SHRP by task", ""]
     for task, by_variant in grouped.items():
         measure = HEADLINE.get(task, "accuracy")
         lines += [f"## {task}: {measure}", ""]
-        parent = fmean(
-            row["figures"][measure] for row in by_variant.get(LONGER, by_variant["parent"])
-        )
+        parents = by_variant.get(LONGER, by_variant["parent"])
         rows = []
-        for variant, of_it in by_variant.items():
+        for variant, by_seed in by_variant.items():
+            of_it = list(by_seed.values())
             values = [row["figures"][measure] for row in of_it]
+            parent = fmean(parents[seed]["figures"][measure] for seed in by_seed if seed in parents)
             routed = [row["routed"][measure] for row in of_it if "routed" in row]
             rows.append(
                 [
