@@ -186,8 +186,11 @@ class Middleware:
         self._origins = origins
 
     def family_of(self, path: str) -> Family:
-        """Return the family of a path's errors, where nothing else of the request is known."""
-        routes, _ = self._table.find(path)
+        """Return the family of a path's errors, where nothing else of the request is known.
+
+        An empty path is not known either; it is not ``/``, where TEI's clients post.
+        """
+        routes = self._table.find(path)[0] if path else {}
         return next(iter(routes.values())).family if routes else _family_of_unknown_path(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -194,7 +194,7 @@ async def test_reflection_wants_a_key_of_any_kind(channel: grpc.aio.Channel) -> 
     error = await refused(ask().read())
     assert error.code() is StatusCode.UNAUTHENTICATED
     reply = await ask(*bearing("writer")).read()
-    assert len(reply.list_services_response.service) == 14
+    assert len(reply.list_services_response.service) == 16
 
 
 @pytest.mark.usefixtures("keys")

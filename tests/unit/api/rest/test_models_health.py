@@ -54,7 +54,7 @@ async def test_kserve_hears_in_its_own_words(line, services):
     assert (status, server["name"], server["extensions"]) == (
         200,
         "condensery",
-        ["model_repository"],
+        ["model_repository", "binary_tensor_data"],
     )
     assert await get(line, "/v2/models/words/ready") == (200, {"name": "words", "ready": True})
     services.health.drain()
@@ -67,7 +67,7 @@ async def test_kserve_hears_in_its_own_words(line, services):
     ("name", "inputs", "outputs", "shape"),
     [
         ("words", ["input"], ["embedding"], [-1, 8]),
-        ("pair", ["query", "documents"], ["relevance_score", "answer"], [-1]),
+        ("pair", ["query", "documents"], ["relevance_score"], [-1]),
     ],
 )
 async def test_kserve_hears_what_a_model_takes_and_gives(line, name, inputs, outputs, shape):

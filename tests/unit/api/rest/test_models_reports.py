@@ -93,4 +93,4 @@ async def test_a_file_that_was_altered_is_no_bug(client, registry, monkeypatch):
 
 async def test_it_takes_no_other_method(client):
     reply = await client.post(REPORT)
-    assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET, HEAD")
