@@ -60,6 +60,7 @@ def test_what_the_pages_show_runs_and_the_client_gets_what_it_should(
     for page, snippet in snippets(family):
         # the addresses of a server as it starts by itself
         own = snippet.replace("http://127.0.0.1:8080", live_server.url)
+        own = own.replace("127.0.0.1:8080", live_server.url.removeprefix("http://"))
         own = own.replace("127.0.0.1:8081", live_server.grpc)
         assert run(python, ["-c", own], live_server, family).strip(), f"{page} shows nothing"
     run(python, [*PYTEST, f"{family}/check.py"], live_server, family)
