@@ -259,9 +259,14 @@ def describe_source(citation: Citation) -> str:
 
 def describe_snippet(snippet: Snippet) -> str:
     """Return a sentence that may be near, on one line, and below it where it stands."""
-    score = "  -  " if snippet.relevance_score is None else f"{snippet.relevance_score:.3f}"
+    score = format_score(snippet.relevance_score)
     place = f"{snippet.document_id}, characters {snippet.start} to {snippet.end}"
     return f"  {score}  {' '.join(snippet.text.split())}\n         {place}"
+
+
+def format_score(score: float | None) -> str:
+    """Return a passage's score, as wide where there is none."""
+    return "  -  " if score is None else f"{score:.3f}"
 
 
 def mark(text: str) -> str:
@@ -319,7 +324,7 @@ def list_fields(value: Any) -> dict[str, Any]:
 
 def describe_citation(citation: Citation) -> str:
     """Return the line that shows a passage: score, id, the beginning of its text."""
-    score = "  -  " if citation.relevance_score is None else f"{citation.relevance_score:.3f}"
+    score = format_score(citation.relevance_score)
     return f"  {score}  {citation.id}  {shorten_line(citation.text)}"
 
 

@@ -24,6 +24,8 @@ from condensery.jobs.services import Services
 from condensery.values import Embedded, Floats, ModelInfo, Predicted, Reranked
 
 InferTask = Literal["embed", "rerank", "classify"]
+# Of KServe's protocol, what both doors have beyond its core.
+EXTENSIONS = ("model_repository", "binary_tensor_data")
 TEXTS = "BYTES"
 FLOATS = "FP32"
 ANY = -1

@@ -17,6 +17,7 @@ from condensery.errors import InputError
 from condensery.jobs import models
 from condensery.jobs.accounting import count_request
 from condensery.jobs.infer import (
+    EXTENSIONS,
     FLOATS,
     InferModel,
     Inferred,
@@ -29,8 +30,6 @@ from condensery.jobs.infer import (
 )
 from condensery.jobs.services import Services
 from condensery.stubs import inference_v2_pb2 as pb
-
-EXTENSIONS = ("model_repository", "binary_tensor_data")
 
 
 async def server_live(

@@ -98,6 +98,32 @@ async def read_as(
     Raises:
         InputError: It is no UTF-8, no JSON, is nested too deep, or ``validate`` refuses it.
     """
+    with count_refusals(services, request.state.task, "rest"):
+        data = await read_bytes(request.receive)
+        body = await parse_body(request, services, data, validate, optional=optional)
+    model = request.headers.get("x-model")
+    if not model or getattr(body, "model", model) is not None:
+        return body
+    if isinstance(body, BaseModel):
+        return cast(T, body.model_copy(update={"model": model}))
+    return cast(T, replace(cast(Any, body), model=model))
+
+
+async def parse_body(
+    request: Request,
+    services: Services,
+    data: bytes,
+    validate: Callable[[Any], T],
+    *,
+    optional: bool = False,
+) -> T:
+    """Return what ``validate`` makes of a body's JSON; of much of it in a thread.
+
+    Fields that a schema ignores are listed in a header of the reply.
+
+    Raises:
+        InputError: It is no UTF-8, no JSON, is nested too deep, or ``validate`` refuses it.
+    """
     depth = services.limits.max_json_depth
 
     def read() -> tuple[T, list[str]]:
@@ -105,16 +131,9 @@ async def read_as(
         body = validate(parsed)
         return body, find_ignored_fields(parsed, type(body))
 
-    with count_refusals(services, request.state.task, "rest"):
-        data = await read_bytes(request.receive)
-        body, ignored = await asyncio.to_thread(read) if len(data) > INLINE_BYTES else read()
+    body, ignored = await asyncio.to_thread(read) if len(data) > INLINE_BYTES else read()
     report_ignored_fields(request, ignored)
-    model = request.headers.get("x-model")
-    if not model or getattr(body, "model", model) is not None:
-        return body
-    if isinstance(body, BaseModel):
-        return cast(T, body.model_copy(update={"model": model}))
-    return cast(T, replace(cast(Any, body), model=model))
+    return body
 
 
 async def read_bytes(receive: Receive) -> bytes:

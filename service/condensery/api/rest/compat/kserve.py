@@ -3,7 +3,6 @@
 A request's tensors, and a reply's, are JSON, or follow it as bytes (Triton's binary data).
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired
@@ -16,11 +15,9 @@ from typing_extensions import TypedDict
 
 import condensery
 from condensery.api.rest.embeddings import OCTET_STREAM, Vector
-from condensery.api.rest.ignored_fields import find_ignored_fields, report_ignored_fields
 from condensery.api.rest.io import (
-    INLINE_BYTES,
     PIECE_NUMBERS,
-    parse_json,
+    parse_body,
     read_body,
     read_bytes,
     result_headers,
@@ -43,6 +40,7 @@ from condensery.errors import InputError, shorten
 from condensery.jobs import models as jobs
 from condensery.jobs.accounting import count_refusals, count_request
 from condensery.jobs.infer import (
+    EXTENSIONS,
     FLOATS,
     InferModel,
     Inferred,
@@ -87,7 +85,7 @@ class KServeServer:
 
     name: str = "condensery"
     version: str = condensery.__version__
-    extensions: tuple[str, ...] = ("model_repository", "binary_tensor_data")
+    extensions: tuple[str, ...] = EXTENSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +191,9 @@ async def _read_infer_body(
     if not 0 <= length <= len(data):
         where = f"{shorten(header)} is no length of JSON in a body of {len(data)} bytes."
         raise InputError.at(JSON_LENGTH_HEADER, where, header)
-
-    def read() -> KServeInferRequest:
-        parsed = parse_json(bytes(data[:length]), services.limits.max_json_depth)
-        body = validate_body(parsed, KServeInferRequest)
-        report_ignored_fields(request, find_ignored_fields(parsed, KServeInferRequest))
-        return body
-
-    body = await asyncio.to_thread(read) if length > INLINE_BYTES else read()
+    body = await parse_body(
+        request, services, bytes(data[:length]), lambda it: validate_body(it, KServeInferRequest)
+    )
     return body, data[length:]
 
 
