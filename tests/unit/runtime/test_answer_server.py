@@ -283,7 +283,7 @@ async def test_a_server_that_is_down_is_tried_again_and_then_unavailable() -> No
     ids=["no reply", "no words", "comments alone", "no more words"],
 )
 async def test_a_slow_server_is_left_after_its_time(script: list[Step]) -> None:
-    async with scripted(script) as server, generator(server.url, timeout_seconds=0.2) as made:
+    async with scripted(script) as server, generator(server.url, timeout_seconds=2) as made:
         with pytest.raises(AnswerServerSlow):
             await write(made)
         async with asyncio.timeout(20):
