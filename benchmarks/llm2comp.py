@@ -56,7 +56,7 @@ from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.reports import table
 from condensery.methods.trainer.rows import read_rows
 from condensery.methods.trainer.texts import read_texts
-from condensery.runtime.device import choose_device, choose_dtype
+from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 
 TEXTS = ("wikipedia_passages/passages.jsonl.gz", "openstax/train.txt.xz")
 # Contexts that questions of evaluation sets are about.
@@ -385,6 +385,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
     torch.set_num_threads(args.threads)
+    tune_allocator()
     device = choose_device(args.device)
     setup = TrainingSetup(device, choose_dtype(device, args.dtype), every=1_000_000)
     paths = [args.data / name for name in args.texts]

@@ -34,7 +34,7 @@ from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.reports import table
 from condensery.methods.trainer.texts import read_texts
 from condensery.networks.llm2comp import effective_tokens
-from condensery.runtime.device import choose_device, choose_dtype
+from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 
 ALL = 1.0
 Vectors = NDArray[np.float32]
@@ -112,6 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
     torch.set_num_threads(args.threads)
+    tune_allocator()
     device = choose_device(args.device)
     setup = TrainingSetup(device, choose_dtype(device, args.dtype), every=1)
     paths = [args.data / name for name in TEXTS]
