@@ -61,6 +61,14 @@ $(VENV)/.bench: $(VENV)/.installed
 	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,bench]' 2>&1 | $(CALM)
 	@touch $@
 
+$(VENV)/.browser: $(VENV)/.installed
+	@echo "install: what the tests of the console in a browser need (playwright, 165 MB; Debian's chromium)"
+	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,documents,methods,dev,browser]' 2>&1 | $(CALM)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| { test "$$(id -u)" = 0 && apt-get install -y chromium >/dev/null 2>&1; } \
+		|| echo "install: no chromium, so those tests are skipped (apt-get install chromium)"
+	@touch $@
+
 check: install ## Format, lint, types, import contracts, stubs, documents, size of the tree
 	@echo "check 1/7: ruff format";   $(BIN)/ruff format --check .
 	@echo "check 2/7: ruff check";    $(BIN)/ruff check .
@@ -86,7 +94,7 @@ test-methods: install ## The tests of the methods that make models (ARGS for pyt
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 \
 		-m "not slow and not gpu" tests/unit/methods $(ARGS)
 
-test-slow: install ## The slow tests: two at a time; then one by one those that fill the machine
+test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one those that fill the machine
 	@status=0; \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --max-worker-restart 0 --durations 10 \
 		-m "slow and not gpu and not alone" || status=$$?; \
@@ -120,7 +128,7 @@ bench: $(VENV)/.bench ## Measure encoding, the service and generating against th
 image: ## Build the container image
 	docker build --build-arg TORCH_VERSION=$(TORCH) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag condensery .
 
-lock: $(VENV)/.bench ## Write the versions in .venv to requirements.lock, once they are tested
+lock: $(VENV)/.bench $(VENV)/.browser ## Write the versions in .venv to requirements.lock, once they are tested
 	@$(PIP) freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//' > $(LOCK).new
 	@! grep -nE '@|://' $(LOCK).new || { echo "$(LOCK).new names a place, not a version"; exit 1; }
 	@{ sed -n '/^#/p' $(LOCK); cat $(LOCK).new; } > $(LOCK).tmp; mv $(LOCK).tmp $(LOCK); rm $(LOCK).new

@@ -433,11 +433,11 @@ class Server:
         scheme = "https" if self._settings.tls_cert else "http"
         url = f"{scheme}://{_in_url(host)}:{port}"
         say(f"ready in {seconds:.1f} s")
-        say(f"REST on {url} (description at {url}/docs, metrics at {url}/metrics)")
+        say(f"REST on {url} (a console for browsers there; its routes at {url}/docs)")
         say(f"gRPC on {host}:{self._grpc.port}")
         reachable = is_reachable(host)
         if not self._services.keys.open:
-            say("a key is needed for everything but health checks")
+            say("a key is needed for everything but health checks and the console's files")
         elif reachable:
             say(f"warning: no key is set, and whoever reaches {host} can use and change everything")
         if reachable:

@@ -7,6 +7,7 @@ from condensery import errors, question, values
 from condensery.api.rest import (
     answers,
     chat,
+    console,
     embeddings,
     indexes,
     models,
@@ -371,6 +372,13 @@ PLOT_PARAMETER = {
     "description": "One of the report's `plots`.",
     "schema": {"type": "string", "pattern": "^[a-z0-9_-]{1,64}$"},
 }
+CONSOLE_PARAMETER = {
+    "name": "file",
+    "in": "path",
+    "required": True,
+    "description": f"A page ({', '.join(f'`{page}`' for page in console.PAGES)}), or a file of it.",
+    "schema": {"type": "string", "pattern": r"^[a-z]+(\.(css|js|svg))?$"},
+}
 
 REPORT_PATH = "/v1/models/{name}/report"
 VERSION_PARAMETER = {
@@ -459,6 +467,17 @@ ABOUT_ROUTES = (
     Route("GET", "/info", tei.tei_info, family="tei", reply=tei.TeiInfo, fails=UNREADY_ERRORS),
     Route("GET", "/version", models.show_version, reply=models.Version),
     Route("GET", "/docs", page.show_docs, media="text/html"),
+    Route("GET", "/", console.show_console, access="open", family="tei", media="text/html"),
+    Route("GET", "/console", console.show_console, access="open", media="text/html"),
+    Route(
+        "GET",
+        "/console/{file:path}",
+        console.show_console_file,
+        access="open",
+        media="*/*",
+        parameters=(CONSOLE_PARAMETER,),
+        fails=(errors.NotFound,),
+    ),
     Route("GET", "/openapi.json", openapi.show_openapi, reply=dict[str, Any]),
     _kserve_route("/v2", kserve.kserve_server, reply=kserve.KServeServer),
     *(

@@ -16,7 +16,17 @@ SCOPES = {
     "boss": {"admin"},
 }
 ROUTES = [route for section in route_sections().values() for route in section]
-OPEN = ["/livez", "/readyz", "/startupz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"]
+CONSOLE = ["/", "/console", "/console/{file}"]
+HEALTH = [
+    "/livez",
+    "/readyz",
+    "/startupz",
+    "/health",
+    "/ping",
+    "/v2/health/live",
+    "/v2/health/ready",
+]
+OPEN = [*CONSOLE, *HEALTH]
 WRITES = {
     ("PUT", "/v1/indexes/{name}"),
     ("DELETE", "/v1/indexes/{name}"),
@@ -55,15 +65,15 @@ def bearer(name):
 
 
 def path_of(route):
-    return route.template.replace("{name}", "kb")
+    return route.template.replace("{name}", "kb").replace("{file}", "live")
 
 
-async def test_every_route_but_health_needs_a_key(line, keyed, subtests):
+async def test_every_route_but_health_and_the_console_needs_a_key(line, keyed, subtests):
     for route, headers in product(ROUTES, ({}, {"authorization": "Bearer wrong"})):
         with subtests.test(f"{route.method} {route.template}", **headers):
             path = path_of(route)
             asked = await line(path, b"{}", method=route.method, headers=headers).run()
-            if route.template in OPEN:
+            if route.access == "open":
                 assert asked.status == 200
                 continue
             assert asked.status == 401
@@ -80,7 +90,7 @@ async def test_a_key_opens_what_its_scopes_name(line, keyed, subtests):
             needed = "index-write" if (route.method, route.template) in WRITES else "infer"
             if (route.method, route.template) in CHANGES:
                 needed = "admin"
-            free = route.template in OPEN or route.template == "/metrics"
+            free = route.access == "open" or route.template == "/metrics"
             if free or name == "boss" or needed in SCOPES[name]:
                 assert asked.status not in (401, 403)
             else:
@@ -90,8 +100,9 @@ async def test_a_key_opens_what_its_scopes_name(line, keyed, subtests):
                 assert asked.received == 0, "the body was read before the key"
 
 
-def test_the_open_routes_are_those_of_health():
+def test_the_open_routes_are_those_of_health_and_the_consoles_files():
     assert [route.template for route in ROUTES if route.access == "open"] == OPEN
+    assert {route.method for route in ROUTES if route.access == "open"} == {"GET"}
 
 
 async def test_metrics_can_be_opened(services, keyed, line):
