@@ -4,64 +4,36 @@ import argparse
 import re
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
 
-from condensery.commands.common import AnyClient, print_note
-from condensery.documents.files import (
-    BY_LINE,
-    FileName,
-    OpenFile,
-    Reading,
-    check_length,
-    hash_file,
-    kind_of,
-    owns_ids,
-    read_documents,
-    suffix_of,
-)
+from condensery.commands.common import AnyClient, json_fields, print_entry, print_note, print_result
+from condensery.documents.files import FileName, Problem, Reading, reason_of, suffix_of
 from condensery.documents.folders import (
     Found,
-    FoundFile,
-    Problem,
     Root,
     check_roots,
     find_file,
     find_files,
     make_glob,
     name_root,
-    reason_of,
     show,
 )
-from condensery.documents.records import STDIN, Columns, NoRecords, open_documents
-from condensery.documents.replacing import (
-    StoredFile,
-    collect_stored,
-    mark_documents,
-    select_file,
-    select_folder,
-    select_others,
-)
+from condensery.documents.records import STDIN, Columns, open_documents
+from condensery.documents.replacing import select_others
+from condensery.documents.writing import LOOKED_UP_FILES, AddedFile, AddedFiles, FileWriter
 from condensery.errors import CondenseryError, InputError
-from condensery.values import Document
+from condensery.values import Document, Page, Upserted
 
 UNREAD_STATUS = 4  # some of what was asked for could not be read
 
-# A request: under the server's limit of bytes, and as many texts as take about a second, so that
-# progress is seen to move and Ctrl-C does not wait long.
-BATCH_DOCUMENTS = 128
-BATCH_CHARS = 500_000
-LEAST_CHARS = 2_000  # of the first one too
-BATCH_SECONDS = 1.0
-
 LISTED_PROBLEMS = 100
-LOOKED_UP_FILES = 16  # more files of one folder are looked up by their folder
 
 
 def add_paths(args: argparse.Namespace, client: AnyClient) -> int:
@@ -79,16 +51,25 @@ def add_paths(args: argparse.Namespace, client: AnyClient) -> int:
     ):
         roots = find_paths(args, reading, found)
     name = args.name or name_index(args.paths[0])
-    if found.files:
-        make_index(client, name)
-        size = sum(file.size for file in found.files)
-        with open_adding(client, name, found, size, again=args.again) as adding:
-            adding.look_up(roots)
-            adding.write_files(reading)
-            if args.sync:
-                adding.delete_gone({root.folder for root, whole in roots.items() if whole})
+    if not found.files:
+        if args.json:
+            print_entry(**json_fields(AddedFiles(name, 0, 0, 0, 0, tuple(list_problems(found)))))
+        report_unread(found, name)
+        return UNREAD_STATUS
+    make_index(client, name)
+    size = sum(file.size for file in found.files)
+    with open_writer(client, name, size, again=args.again) as writer:
+        look_up(client, name, writer, roots, found)
+        writer.write_files(found.files, reading)
+        if args.sync:
+            whole = {root.folder for root, whole in roots.items() if whole}
+            writer.delete_gone(whole, found.may_hold)
+    added = writer.results(name)
+    print_added(args, replace(added, files=(*list_problems(found), *added.files)))
+    found.others += writer.others
+    found.problems += writer.problems
     report_unread(found, name)
-    return UNREAD_STATUS if found.problems or not found.files else 0
+    return UNREAD_STATUS if found.problems else 0
 
 
 def add_stdin(args: argparse.Namespace, client: AnyClient) -> int:
@@ -100,12 +81,14 @@ def add_stdin(args: argparse.Namespace, client: AnyClient) -> int:
     name = args.name or name_index(args.paths[0])
     with open_documents(STDIN, args.format, stdin_prefix=name) as documents:
         make_index(client, name)
-        with open_adding(client, name, Found(), measure_stdin(), again=args.again) as adding:
-            at = 0
+        with open_writer(client, name, measure_stdin(), again=args.again) as writer:
+            tally, at = writer.begin(STDIN, "standard input"), 0
             for document, end in documents:
-                adding.write(document, end - at, doubtful=True)
+                writer.write(document, end - at, tally, doubtful=True)
                 at = end
-    return 0
+    print_added(args, writer.results(name))
+    report_problems(writer.problems)
+    return UNREAD_STATUS if writer.problems else 0
 
 
 def find_paths(args: argparse.Namespace, reading: Reading, found: Found) -> dict[Root, bool]:
@@ -143,236 +126,86 @@ def find_paths(args: argparse.Namespace, reading: Reading, found: Found) -> dict
     return roots
 
 
-class Adding:
-    """Writes documents into an index, batch by batch, and counts what was done.
+class HeldIndex:
+    """A server's index, written by a client; Ctrl-C waits until a write is done."""
 
-    A file's old documents are deleted once its new ones are written.
+    def __init__(self, client: AnyClient, name: str) -> None:
+        self._client, self._name = client, name
 
-    Args:
-        found: What is read; problems are added.
-        again: Whether to write also what is there already, as it is.
+    def holds_any(self) -> bool:
+        """Tell whether it holds a document."""
+        return self._client.count(self._name)[0] > 0
+
+    def scroll(self, filter: Mapping[str, Any], after: str | None) -> Page:
+        """Return a page of the documents that a filter chooses, without their texts."""
+        return self._client.scroll(self._name, filter=filter, after=after, with_text=False)
+
+    def get(self, ids: Sequence[str]) -> list[Document]:
+        """Return documents by id."""
+        return self._client.get(self._name, ids)
+
+    def upsert(self, documents: Sequence[Document]) -> Upserted:
+        """Write documents."""
+        with finish_first():
+            return self._client.upsert(self._name, documents)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete documents; returns how many there were."""
+        with finish_first():
+            return self._client.delete(self._name, ids)
+
+
+def look_up(
+    client: AnyClient, name: str, writer: FileWriter, roots: dict[Root, bool], found: Found
+) -> None:
+    """Look up what an index holds of these folders' files.
+
+    Raises:
+        InputError: A folder's name stands for another folder in the index.
     """
-
-    def __init__(
-        self, client: AnyClient, name: str, found: Found, bar: Any, *, again: bool
-    ) -> None:
-        self._client, self._name, self._found, self._bar = client, name, found, bar
-        self._again = again
-        self._holds_any = client.count(name)[0] > 0
-        self._stored: dict[str, StoredFile] = {}
-        self._batch: dict[str, Document] = {}
-        self._doubtful: set[str] = set()  # ids of the batch that may be there already
-        self._old: list[str] = []  # ids to delete once the batch is written
-        self._chars, self._limit = 0, LEAST_CHARS
-        self._bytes = 0  # read since the last request
-        self._documents = self._passages = self._skipped = self._deleted = 0
-        self._in_flight = 0  # documents of a request without a reply
-
-    def look_up(self, roots: dict[Root, bool]) -> None:
-        """Look up what is there of these folders' files.
-
-        Raises:
-            InputError: A folder's name stands for another folder in the index.
-        """
-        if not self._holds_any:
-            return
-        for root, whole in roots.items():
-            others = select_others(root.folder, root.source)
-            if root.source and self._client.count(self._name, filter=others)[0]:
-                raise InputError(
-                    f"{self._name} holds files of another folder named {root.folder!r}: give this"
-                    f" one another name, --prefix NAME; or --prefix {root.folder}, if it is the"
-                    " same one in a new place"
-                )
-            names = [
-                file.name.whole for file in self._found.files if file.name.folder == root.folder
-            ]
-            if whole or len(names) > LOOKED_UP_FILES:
-                self._collect(select_folder(root.folder))
-            else:
-                for name in names:
-                    self._collect(select_file(name))
-
-    def _collect(self, filter: dict[str, Any]) -> None:
-        after = None
-        while True:
-            page = self._client.scroll(self._name, filter=filter, after=after, with_text=False)
-            collect_stored(page.documents, self._stored)
-            if page.next is None:
-                return
-            after = page.next
-
-    def write_files(self, reading: Reading) -> None:
-        """Write files that are not there as they are; one that can't be read is a problem."""
-        for file in self._found.files:
-            source = show(file.path)
-            self._bar.set_postfix_str(f"{self._passages} passages", refresh=False)
-            try:
-                with file.path.open("rb") as stream:
-                    self._write_file(file, OpenFile(file.name, stream, source), reading)
-            except OSError as error:
-                self._found.problems.append(Problem(source, reason_of(error)))
-
-    def _write_file(self, found: FoundFile, file: OpenFile, reading: Reading) -> None:
-        name, kind = file.name.whole, kind_of(file.name.path, reading)
-        stored = self._stored.get(name, StoredFile())
-        try:
-            if kind not in BY_LINE:
-                check_length(file.source, found.size)
-            owned = owns_ids(file, kind, reading)
-            hash = "" if owned else hash_file(file.stream, reading)
-        except InputError as error:
-            self._found.problems.append(Problem(file.source, explain(error, file)))
-            return
-        if not owned and not self._again and stored.is_current(hash):
-            self._skipped += len(stored.ids)
-            self._bar.update(found.size)
-            return
-        documents = read_documents(file, kind, reading)
-        if not owned:
-            documents = mark_documents(documents, file.name, hash)
-        ids, at = set(), 0
-        while True:
-            try:
-                document, end = next(documents, (None, found.size))
-            except NoRecords as error:
-                if found.named:
-                    self._found.problems.append(Problem(file.source, explain(error, file)))
-                else:
-                    self._found.others[suffix_of(file.name.path)] += 1
-                self._bytes += found.size
-                return
-            except InputError as error:
-                self._found.problems.append(Problem(file.source, explain(error, file)))
-                self._bytes += found.size - at
-                return  # its old documents stay
-            if document is None:
-                break
-            ids.add(document.id)
-            self.write(document, end - at, doubtful=owned or document.id in stored.ids)
-            at = end
-        if not ids and found.named:
-            self._found.problems.append(Problem(file.source, "there is no text in it"))
-        self._bytes += found.size - at
-        self._old += sorted(stored.ids - ids)
-
-    def write(self, document: Document, read: int, *, doubtful: bool) -> None:
-        """Write a document, now or with others.
-
-        Args:
-            read: Bytes that were read for it.
-            doubtful: Whether it may be there already, as it is.
-        """
-        full = len(self._batch) == BATCH_DOCUMENTS or (
-            self._chars + len(document.text) > self._limit
-        )
-        # one that comes twice goes into a later request, so that it replaces the earlier
-        if self._batch and (full or document.id in self._batch):
-            self.flush()
-        self._batch[document.id] = document
-        if doubtful and self._holds_any and not self._again:
-            self._doubtful.add(document.id)
-        self._chars += len(document.text)
-        self._bytes += read
-
-    def flush(self) -> None:
-        """Write what waits, and delete what it replaces."""
-        batch, doubtful = list(self._batch.values()), sorted(self._doubtful)
-        self._batch, self._doubtful, self._chars = {}, set(), 0
-        if doubtful:
-            there = {item.id: item for item in self._client.get(self._name, doubtful)}
-            new = [document for document in batch if there.get(document.id) != document]
-            self._skipped += len(batch) - len(new)
-            batch = new
-        self._send(batch)
-        self._delete()
-        self._bar.set_postfix_str(f"{self._passages} passages", refresh=False)
-        self._bar.update(self._bytes)
-        self._bytes = 0
-
-    def _send(self, documents: list[Document]) -> None:
-        """Write documents; of one that the server refuses the others are written."""
-        if not documents:
-            return
-        self._in_flight, begun = len(documents), time.monotonic()
-        try:
-            with finish_first():
-                written = self._client.upsert(self._name, documents)
-                self._documents += written.documents
-                self._passages += written.passages
-                self._in_flight = 0
-        except InputError as error:
-            self._in_flight = 0
-            if len(documents) > 1:
-                middle = len(documents) // 2
-                self._send(documents[:middle])
-                self._send(documents[middle:])
-                return
-            if not self._documents and len(self._found.problems) >= LISTED_PROBLEMS:
-                raise  # it is none of the documents' fault
-            self._found.problems.append(Problem(f"document {documents[0].id}", error.message))
-            return
-        seconds = max(time.monotonic() - begun, 1e-3)
-        chars = sum(len(document.text) for document in documents)
-        paced = chars * min(2.0, max(0.25, BATCH_SECONDS / seconds))
-        self._limit = int(min(BATCH_CHARS, max(LEAST_CHARS, paced)))
-
-    def _delete(self) -> None:
-        while self._old:
-            ids, self._old = self._old[:BATCH_DOCUMENTS], self._old[BATCH_DOCUMENTS:]
-            with finish_first():
-                self._deleted += self._client.delete(self._name, ids)
-
-    def delete_gone(self, folders: set[str]) -> None:
-        """Delete the documents of files that are gone from these folders.
-
-        A file that is there and could not be read keeps them, as do those that may be below a
-        folder that could not be read.
-        """
-        self.flush()
-        there = {file.name.whole for file in self._found.files}
-        for name, stored in self._stored.items():
-            if stored.folder in folders and name not in there and not self._found.may_hold(name):
-                self._old += sorted(stored.ids)
-
-    def report(self) -> None:
-        """Print what was done."""
-        already = f"; {self._skipped} were there already" if self._skipped else ""
-        deleted = f"; {self._deleted} of before deleted" if self._deleted else ""
-        print(
-            f"{self._name}: {self._documents} documents written, {self._passages} passages"
-            f"{already}{deleted}"
-        )
-
-    def report_stop(self) -> None:
-        """Print what was done before an error or Ctrl-C."""
-        unknown = f"; {self._in_flight} more may have been" if self._in_flight else ""
-        print_note(
-            f"{self._name}: {self._documents} documents were written before this stopped{unknown}"
-        )
+    for root, whole in roots.items():
+        others = select_others(root.folder, root.source)
+        if root.source and client.count(name, filter=others)[0]:
+            raise InputError(
+                f"{name} holds files of another folder named {root.folder!r}: give this"
+                f" one another name, --prefix NAME; or --prefix {root.folder}, if it is the"
+                " same one in a new place"
+            )
+        names = [file.name.whole for file in found.files if file.name.folder == root.folder]
+        if whole or len(names) > LOOKED_UP_FILES:
+            writer.look_up_folder(root.folder)
+        else:
+            writer.look_up_files(names)
 
 
 @contextmanager
-def open_adding(
-    client: AnyClient, name: str, found: Found, size: int | None, *, again: bool
-) -> Iterator[Adding]:
-    """Show how far it is, and at the end, or where it stops, what was written.
+def open_writer(
+    client: AnyClient, name: str, size: int | None, *, again: bool
+) -> Iterator[FileWriter]:
+    """Show how far it is, and where it stops, what was written.
 
     Args:
         size: Bytes of all that is to be read; None if it is not known.
     """
-    adding = None
+    writer = None
     try:
         with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=None) as bar:
-            adding = Adding(client, name, found, bar, again=again)
+
+            def show_progress(read: int, passages: int) -> None:
+                bar.set_postfix_str(f"{passages} passages", refresh=False)
+                bar.update(read)
+
+            index = HeldIndex(client, name)
+            writer = FileWriter(index, again=again, on_progress=show_progress)
             with ticking(bar, bar.refresh):
-                yield adding
-                adding.flush()
+                yield writer
+                writer.flush()
     except (CondenseryError, KeyboardInterrupt):
-        if adding is not None:
-            adding.report_stop()
+        if writer is not None:
+            unknown = f"; {writer.in_flight} more may have been" if writer.in_flight else ""
+            done = f"{writer.documents} documents were written before this stopped"
+            print_note(f"{name}: {done}{unknown}")
         raise
-    adding.report()
 
 
 @contextmanager
@@ -415,6 +248,20 @@ def finish_first() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def print_added(args: argparse.Namespace, added: AddedFiles) -> None:
+    """Print what was done."""
+    already = f"; {added.unchanged} were there already" if added.unchanged else ""
+    deleted = f"; {added.deleted} of before deleted" if added.deleted else ""
+    done = f"{added.documents} documents written, {added.passages} passages{already}{deleted}"
+    print_result(args, f"{added.index}: {done}", added)
+
+
+def list_problems(found: Found) -> Iterator[AddedFile]:
+    """Yield what was found and could not be read."""
+    for problem in found.problems:
+        yield AddedFile(problem.source, 0, 0, problem.reason)
+
+
 def report_unread(found: Found, name: str) -> None:
     """Print, on standard error, what was not read."""
     if not found.files and not found.problems:
@@ -424,15 +271,15 @@ def report_unread(found: Found, name: str) -> None:
         print_note(f"{found.others.total()} files of other kinds were passed over: {kinds}")
     if found.links:
         print_note(f"{found.links} links to folders were not followed")
-    for problem in found.problems[:LISTED_PROBLEMS]:
+    report_problems(found.problems)
+
+
+def report_problems(problems: Sequence[Problem]) -> None:
+    """Print, on standard error, what was not read or not written, and why."""
+    for problem in problems[:LISTED_PROBLEMS]:
         print_note(f"not read: {problem.source}: {problem.reason}")
-    if (more := len(found.problems) - LISTED_PROBLEMS) > 0:
+    if (more := len(problems) - LISTED_PROBLEMS) > 0:
         print_note(f"not read: {more} more")
-
-
-def explain(error: InputError, file: OpenFile) -> str:
-    """Return what is wrong with a file, its name left out where the message begins with it."""
-    return error.message.removeprefix(file.source).removeprefix(":").removeprefix(",").lstrip()
 
 
 def make_index(client: AnyClient, name: str) -> None:

@@ -139,6 +139,7 @@ def add_file_arguments(add: argparse.ArgumentParser) -> None:
     add.add_argument("--prefix", metavar="NAME", help=prefix_help)
     again_help = "write also what is there already, as it is"
     add.add_argument("--again", action="store_true", help=again_help)
+    add_json_argument(add, "one JSON object, with what became of each file,")
     add.add_argument("--format", choices=KINDS, help="default: by each file's suffix")
     encoding_help = "of text, where a file does not say; default: %(default)s"
     add.add_argument("--encoding", default="utf-8", help=encoding_help)

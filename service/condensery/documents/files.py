@@ -64,6 +64,14 @@ class UnknownKind(InputError):
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """What was not read, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """How files are read.
 
@@ -127,6 +135,13 @@ def escape_name(name: str) -> str:
     return _ESCAPED.sub(
         lambda match: "".join(f"%{byte:02X}" for byte in os.fsencode(match[0])), name
     )
+
+
+def reason_of(error: Exception) -> str:
+    """Return what is wrong with a file, without its name."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)
 
 
 def kind_of(path: str, reading: Reading) -> FileKind:

@@ -7,29 +7,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from pathspec import GitIgnoreSpec
 
 from condensery.documents.files import (
     FileName,
+    Problem,
     Reading,
     UnknownKind,
     escape_name,
     kind_of,
+    reason_of,
     suffix_of,
 )
 from condensery.errors import InputError
 
 IGNORE_FILES = (".gitignore", ".ignore")  # git's; ripgrep's and others'
 _IGNORE_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A file or folder that was not read, and why."""
-
-    source: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +35,15 @@ class FoundFile:
     name: FileName
     size: int  # bytes
     named: bool = False
+
+    @property
+    def source(self) -> str:
+        """Its path, for messages."""
+        return show(self.path)
+
+    def open(self) -> BinaryIO:
+        """Open it, from its first byte."""
+        return self.path.open("rb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +231,3 @@ def is_ignored(path: str, ignores: Sequence[tuple[str, GitIgnoreSpec]]) -> bool:
 def show(path: Path) -> str:
     """Return a path for a message, on one line."""
     return escape_name(str(path))
-
-
-def reason_of(error: Exception) -> str:
-    """Return what is wrong with a file, without its name."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error)

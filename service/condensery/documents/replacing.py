@@ -69,9 +69,9 @@ def select_folder(folder: str) -> dict[str, Any]:
     return {"must": [_match("folder", {"value": folder})]}
 
 
-def select_file(name: str) -> dict[str, Any]:
-    """Return the filter that chooses the documents of a file."""
-    return {"must": [_match("name", {"value": name})]}
+def select_files(names: Iterable[str]) -> dict[str, Any]:
+    """Return the filter that chooses the documents of some files."""
+    return {"must": [_match("name", {"any": list(names)})]}
 
 
 def select_others(folder: str, source: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """``condensery index add`` against a server in this process, whose encoder stands in for one."""
 
 import asyncio
-import io
 import json
 import os
 import signal
@@ -10,21 +9,15 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.command_line import Ended, run
 
 from condensery.api.rest.http import RestServer
 from condensery.client.rest import Client
-from condensery.commands.adding import (
-    BATCH_DOCUMENTS,
-    UNREAD_STATUS,
-    Adding,
-    finish_first,
-    name_index,
-)
+from condensery.commands.adding import UNREAD_STATUS, finish_first, name_index
 from condensery.documents.folders import Found
+from condensery.documents.writing import BATCH_DOCUMENTS, FileWriter
 from condensery.errors import InputError
 from condensery.jobs.services import RequestLimits, Services
 from condensery.values import Document, StoredDocument, Upserted
@@ -254,31 +247,28 @@ def test_a_hundred_thousand_small_files_need_few_requests(tmp_path: Path) -> Non
     class Counting:
         requests = documents = 0
 
-        def count(self, _name: str, **_: Any) -> tuple[int, int]:
-            return 0, 0
+        def holds_any(self) -> bool:
+            return False
 
-        def upsert(self, _name: str, documents: list[Document]) -> Upserted:
+        def upsert(self, documents: list[Document]) -> Upserted:
             self.requests += 1
             self.documents += len(documents)
             return Upserted(len(documents), len(documents))
-
-    from tqdm import tqdm
 
     from condensery.documents.files import Reading
     from condensery.documents.folders import find_files, name_root
 
     for number in range(2000):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
-    found, client = Found(), Counting()
+    found, index = Found(), Counting()
     find_files(found, tmp_path, name_root(tmp_path), Reading(), None)
-    total = sum(file.size for file in found.files)
-    with tqdm(total=total, file=io.StringIO()) as bar:
-        adding = Adding(client, "n", found, bar, again=False)  # type: ignore[arg-type]
-        adding.write_files(Reading())
-        adding.flush()
-        assert bar.n == total
-    assert client.documents == 2000
-    assert client.requests < 2 * 2000 / BATCH_DOCUMENTS
+    read: list[int] = []
+    writer = FileWriter(index, on_progress=lambda size, _: read.append(size))  # type: ignore[arg-type]
+    writer.write_files(found.files, Reading())
+    writer.flush()
+    assert sum(read) == sum(file.size for file in found.files)
+    assert index.documents == 2000
+    assert index.requests < 2 * 2000 / BATCH_DOCUMENTS
 
 
 def test_ctrl_c_waits_for_the_documents_on_their_way_and_a_second_one_does_not() -> None:
@@ -330,3 +320,23 @@ def test_an_index_is_named_after_its_first_path(tmp_path: Path) -> None:
     for path in ("-", "日本.txt"):
         with pytest.raises(InputError, match="give NAME"):
             name_index(path)
+
+
+def test_json_says_of_each_file_what_became_of_it(url: str, folder: Path) -> None:
+    (folder / "latin.txt").write_bytes("für".encode("latin-1"))
+    zip = folder / "a.zip"
+    zip.write_bytes(b"PK")
+    first, second = (
+        json.loads(add(url, "notes", folder, zip, "--json", status=UNREAD_STATUS).stdout)
+        for _ in range(2)
+    )
+    files = {file.pop("name"): file for file in first["files"]}
+    assert files["notes/index.md"] == {"documents": 2, "unchanged": 0, "reason": None}
+    assert files["notes/sub/own.jsonl"] == {"documents": 1, "unchanged": 0, "reason": None}
+    assert "not UTF-8" in files["notes/latin.txt"]["reason"]
+    assert ".zip is no kind" in files[str(zip)]["reason"]
+    totals = {"documents": 5, "passages": 5, "unchanged": 0, "deleted": 0}
+    assert {name: first[name] for name in totals} == totals
+    assert (first["index"], second["documents"], second["unchanged"]) == ("notes", 0, 5)
+    nothing = json.loads(add(url, "n", zip, "--json", status=UNREAD_STATUS).stdout)
+    assert [file["name"] for file in nothing["files"]] == [str(zip)]
