@@ -38,6 +38,8 @@ def configure_logging(level: str) -> None:
     # A line for each request to a server that writes answers, and at debug its headers.
     for library in ("httpx", "httpcore"):
         logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
+    # Warns of each form that is none, which is refused; a debug line for each piece of one.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     sys.excepthook = lambda kind, error, trace: _log.critical("uncaught", exc_info=error)
     sys.unraisablehook = lambda args: _log.error("unraisable", exc_info=args.exc_value)
     threading.excepthook = _log_thread_fault

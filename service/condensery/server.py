@@ -43,7 +43,7 @@ from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.maintenance import SAMPLES_INDEX as SAMPLES
 from condensery.jobs.maintenance import ensure_samples, resume_rebuilds
 from condensery.jobs.models import watch_models
-from condensery.jobs.services import Admission, RequestLimits, Services
+from condensery.jobs.services import Admission, RequestLimits, Services, Uploads
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics
 from condensery.settings import Settings
@@ -249,6 +249,7 @@ class Server:
             search_mode=settings.search,
             answer_server=self._open_answer_server(stack, metrics),
             slow=SlowRequests(settings.slow_ms),
+            uploads=Uploads(settings.data_dir),
         )
         watch_models(services)
         self._watch(stack, registry, metrics)

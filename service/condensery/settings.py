@@ -160,6 +160,8 @@ class Settings(BaseModel):
 
     max_body_bytes: int = _limit(8 * 2**20, ge=1024, le=2**30)
     """Longest request, REST body and gRPC message alike."""
+    max_upload_bytes: int = _limit(256 * 2**20, ge=1024, le=2**40)
+    """Longest request of files, which lie on the disk until they are read."""
     max_header_bytes: int = _limit(16 * 2**10, ge=1024, le=2**20)
     """Longest headers, or metadata, of one request."""
     max_json_depth: int = _limit(64, ge=4, le=512)

@@ -10,12 +10,13 @@ with Client("http://127.0.0.1:8080") as client:
 import asyncio
 import itertools
 import json
+import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Generic, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -33,17 +34,22 @@ from condensery.client.transports import (
     Retries,
     Row,
     Stream,
+    call,
     format_milliseconds,
     make_auth_headers,
     make_refusal,
     make_ssl_context,
+    operation,
     read_ca,
 )
+from condensery.documents.files import FileKind
+from condensery.documents.writing import AddedFiles
 from condensery.errors import CondenseryError, DeadlineExceeded, InputError, Unavailable
 from condensery.question import Answer, AnswerEvent, Delta, Retrieved
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Files = Mapping[str, bytes | Path]
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 # Where a reply names no class of ours, its status is all there is to go by.
@@ -86,12 +92,48 @@ def read_refusal(reply: httpx.Response) -> Refusal:
     return make_refusal(None, nearest, text, retry_after_seconds=after)
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to send.
+
+    Raises:
+        InputError: It can't be read.
+    """
+    try:
+        return path.open("rb")
+    except OSError as error:
+        problem = f"{path}: can't be read: {error.strerror}"
+        raise InputError.at("files", problem, str(path)) from error
+
+
 class HttpRequest(NamedTuple):
-    """What is sent, its body already JSON."""
+    """What is sent: JSON, or a form of ``files`` by their names, and ``content`` its fields."""
 
     method: str
     path: str
-    content: bytes | None = None
+    content: Any = None
+    files: Files | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[dict[str, Any]]:
+        """Return the body, and its headers, as httpx takes them.
+
+        Raises:
+            InputError: A file can't be read.
+        """
+        if self.files is None:
+            yield {"content": self.content}
+            return
+        with ExitStack() as stack:
+            parts = []
+            for name, content in self.files.items():
+                part: bytes | BinaryIO = (
+                    content
+                    if isinstance(content, bytes)
+                    else stack.enter_context(open_file(content))
+                )
+                parts.append(("files", (name, part)))
+            media = f"multipart/form-data; boundary={secrets.token_hex(16)}"
+            yield {"data": self.content, "files": parts, "headers": {"content-type": media}}
 
 
 READINESS = HttpRequest("GET", "/readyz")
@@ -109,6 +151,8 @@ def write_request(operation: Row[Any, T], call: Call[T]) -> HttpRequest:
     path = operation.path.format(**places)
     if operation.verb in ("GET", "DELETE"):
         return HttpRequest(operation.verb, path)
+    if (files := body.pop("files", None)) is not None:
+        return HttpRequest(operation.verb, path, body, files)
     try:
         content = json.dumps(body, default=wire.write, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
@@ -264,6 +308,49 @@ class _RestClient(Operations, Generic[Http]):
                 base_url=url, timeout=timeout, headers=headers, verify=verify
             )
 
+    # Over REST alone: gRPC's messages hold no files.
+
+    @operation("POST /v1/indexes/{index}/files", "")
+    def add_files(
+        self,
+        name: str,
+        files: Files,
+        *,
+        format: FileKind | None = None,
+        encoding: str | None = None,
+        id_column: str | None = None,
+        text_column: Sequence[str] = (),
+        prefix: str | None = None,
+        again: bool = False,
+    ) -> Call[AddedFiles]:
+        """Write the documents of files, as ``condensery index add`` does.
+
+        A file replaces all that is there of one of its name; what is there already, as it is, is
+        passed over. It is on disk when this returns. What could not be read is in the result, each
+        file with its ``reason``.
+
+        Args:
+            name: The index.
+            files: Bytes, or where they are on this disk, by the name that each gets: a path such as
+                ``guide/install.md``, with which its documents' ids begin.
+            format: What all files are; None is by their suffixes.
+            encoding: Of text, where a file does not say; None is UTF-8.
+            id_column: Of tables and records, the id; None is ``id``, or ``_id``.
+            text_column: Of tables and records, the text; () is ``text``, several are joined.
+            prefix: A folder to put before all names.
+            again: Whether to write also what is there already, as it is.
+        """
+        return call(
+            index=name,
+            files=files,
+            format=format,
+            encoding=encoding,
+            id_column=id_column,
+            text_column=list(text_column) or None,
+            prefix=prefix,
+            again="true" if again else None,
+        )
+
 
 class Client(_RestClient[httpx.Client], Blocking):
     """Blocking REST client, usable from several threads; ``close`` it, or use ``with``.
@@ -317,10 +404,12 @@ class Client(_RestClient[httpx.Client], Blocking):
     @contextmanager
     def _open(self, request: HttpRequest, retries: Retries) -> Iterator[httpx.Response]:
         """Send ``request`` until it is taken, and hold the reply open."""
-        method, path, content = request
         with raise_transport_errors(self.url):
             for attempt in itertools.count(1):
-                with self._http.stream(method, path, content=content) as reply:
+                with (
+                    request.open() as body,
+                    self._http.stream(request.method, request.path, **body) as reply,
+                ):
                     if reply.is_success:
                         yield reply
                         return
@@ -370,12 +459,12 @@ class AsyncClient(_RestClient[httpx.AsyncClient], Asynchronous):
     @asynccontextmanager
     async def _open(self, request: HttpRequest, retries: Retries) -> AsyncIterator[httpx.Response]:
         """Send ``request`` until it is taken, and hold the reply open."""
-        method, path, content = request
         with raise_transport_errors(self.url):
             for attempt in itertools.count(1):
-                async with self._http.stream(method, path, content=content) as reply:
-                    if reply.is_success:
-                        yield reply
-                        return
-                    await reply.aread()
+                with request.open() as body:
+                    async with self._http.stream(request.method, request.path, **body) as reply:
+                        if reply.is_success:
+                            yield reply
+                            return
+                        await reply.aread()
                 await asyncio.sleep(retries.pause(attempt, read_refusal(reply)))

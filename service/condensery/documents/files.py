@@ -8,6 +8,7 @@ file the text is. Its metadata has ``file``, by which a file that changed is rep
 import codecs
 import hashlib
 import os
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -135,6 +136,20 @@ def escape_name(name: str) -> str:
     return _ESCAPED.sub(
         lambda match: "".join(f"%{byte:02X}" for byte in os.fsencode(match[0])), name
     )
+
+
+def name_upload(path: str, prefix: str | None = None) -> FileName:
+    """Return the name of a file that is uploaded under a path; "" of one that names no file.
+
+    It leads nowhere: a path from the root of a disk is one from ``prefix``, and ``..`` goes up as
+    far as there. Its first folder is the file's, as with ``condensery index add FOLDER``.
+    """
+    inside = posixpath.normpath("/" + path.replace("\\", "/")).lstrip("/")
+    if prefix is None:
+        folder, slash, rest = inside.partition("/")
+        return FileName(folder, rest) if slash else FileName("", inside)
+    above = posixpath.normpath("/" + prefix).strip("/")
+    return FileName(above, inside)
 
 
 def reason_of(error: Exception) -> str:

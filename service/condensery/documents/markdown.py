@@ -1,5 +1,6 @@
 """Markdown by its headings."""
 
+import itertools
 import re
 
 from markdown_it import MarkdownIt
@@ -42,7 +43,7 @@ def read_markdown(text: str) -> list[Section]:
 
 def _top_level(tokens: list[Token]) -> list[tuple[Token, Token | None]]:
     """Return the tokens that begin blocks, each with the one that comes after it."""
-    pairs = zip(tokens, [*tokens[1:], None], strict=True)
+    pairs = itertools.zip_longest(tokens, tokens[1:])
     return [(token, after) for token, after in pairs if token.level == 0 and token.nesting >= 0]
 
 

@@ -92,39 +92,33 @@ class ReadableFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AddedFile:
-    """What became of a file.
-
-    Attributes:
-        name: Its documents' ids begin with it, but those of records with ids of their own.
-        documents: Those written.
-        unchanged: Those that were there already, as they are.
-        reason: Why it, or something of it, could not be read; None is all of it was.
-    """
+    """What became of a file."""
 
     name: str
+    """What its documents' ids begin with, but those of records with ids of their own."""
     documents: int
+    """Those written."""
     unchanged: int
+    """Those that were there already, as they are."""
     reason: str | None
+    """Why it, or something of it, could not be read; null if all of it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddedFiles:
-    """What was written into an index from files.
-
-    Attributes:
-        documents: Those written.
-        passages: Of those.
-        unchanged: Documents that were there already, as they are.
-        deleted: Documents of files' earlier versions.
-        files: Each, in their order.
-    """
+    """What was written into an index from files."""
 
     index: str
     documents: int
+    """Those written."""
     passages: int
+    """Of those."""
     unchanged: int
+    """Documents that were there already, as they are."""
     deleted: int
+    """Documents of the files' earlier versions."""
     files: tuple[AddedFile, ...]
+    """Each file, in their order."""
 
 
 @dataclass(slots=True)
@@ -152,6 +146,7 @@ class FileWriter:
 
     Args:
         again: Whether to write also what is there already, as it is.
+        most: Documents of one request.
         on_progress: Called with the bytes that were read since, and the passages written so far.
 
     Attributes:
@@ -165,9 +160,11 @@ class FileWriter:
         index: WritableIndex,
         *,
         again: bool = False,
+        most: int = BATCH_DOCUMENTS,
         on_progress: Callable[[int, int], None] = lambda _read, _passages: None,
     ) -> None:
-        self._index, self._again, self._on_progress = index, again, on_progress
+        self._index, self._again, self._most = index, again, most
+        self._on_progress = on_progress
         self._holds_any = index.holds_any()
         self._stored: dict[str, StoredFile] = {}
         self._batch: dict[str, _Waiting] = {}
@@ -200,8 +197,14 @@ class FileWriter:
 
     def write_files(self, files: Iterable[ReadableFile], reading: Reading) -> None:
         """Write files that are not there as they are; one that can't be read is a problem."""
+        seen: set[str] = set()
         for file in files:
             tally = self.begin(file.name.whole, file.source)
+            if tally.name in seen or not file.name.path:
+                twice = "a file of this name came before it"
+                self._refuse(tally, twice if file.name.path else "it has no name")
+                continue
+            seen.add(tally.name)
             try:
                 kind = kind_of(file.name.path, reading)
                 if kind not in BY_LINE:
@@ -258,9 +261,7 @@ class FileWriter:
             tally: Its file's.
             doubtful: Whether it may be there already, as it is.
         """
-        full = len(self._batch) == BATCH_DOCUMENTS or (
-            self._chars + len(document.text) > self._limit
-        )
+        full = len(self._batch) == self._most or (self._chars + len(document.text) > self._limit)
         # one that comes twice goes into a later request, so that it replaces the earlier
         if self._batch and (full or document.id in self._batch):
             self.flush()
@@ -320,7 +321,7 @@ class FileWriter:
 
     def _delete(self) -> None:
         while self._old:
-            ids, self._old = self._old[:BATCH_DOCUMENTS], self._old[BATCH_DOCUMENTS:]
+            ids, self._old = self._old[: self._most], self._old[self._most :]
             self.deleted += self._index.delete(ids)
 
     def delete_gone(self, folders: Collection[str], may_hold: Callable[[str], bool]) -> None:

@@ -2,15 +2,19 @@
 
 Admission bounds how many requests, and bytes of their bodies, are inside at once; tokens are
 bounded where they queue. ``Rebuilds`` is what this process knows of the rebuilds of its indexes.
+``Uploads`` bounds files that are uploaded, which lie on the disk.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from condensery.auth import Keys
 from condensery.errors import Overloaded
@@ -243,6 +247,7 @@ class RequestLimits:
 
     max_items: int = 2048
     max_body_bytes: int = 8 * 2**20
+    max_upload_bytes: int = 256 * 2**20
     max_header_bytes: int = 16 * 2**10
     max_json_depth: int = 64
     request_seconds: float = 300.0
@@ -254,6 +259,33 @@ class RequestLimits:
     max_answer_tokens: int = 512
     passage_tokens: int = 128
     passage_overlap: int = 16
+
+
+class Uploads:
+    """Bounds what uploads take of the disk, of the memory and of the threads.
+
+    Args:
+        folder: Where what is uploaded lies until it is read; None is the system's.
+
+    Attributes:
+        receiving: Held from an upload's first byte to its reply.
+        reading: Held while files are read and written.
+        threads: That do that; of their own, since what they wait for needs the event loop's.
+    """
+
+    AT_ONCE = 8
+    READ_AT_ONCE = 2  # a file of 64 MiB can take ten times that of memory while it is parsed
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.receiving = asyncio.Semaphore(self.AT_ONCE)
+        self.reading = asyncio.Semaphore(self.READ_AT_ONCE)
+        self.threads = ThreadPoolExecutor(self.READ_AT_ONCE, "condensery-files")
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, index: str) -> asyncio.Lock:
+        """Return what keeps two writers of the same files apart: each would keep its own half."""
+        return self._locks.setdefault(index, asyncio.Lock())
 
 
 class Health:
@@ -344,6 +376,7 @@ class Services:
     keys: Keys = field(default_factory=Keys)
     contexts: ContextStore = field(default_factory=ContextStore)
     rebuilds: Rebuilds = field(default_factory=Rebuilds)
+    uploads: Uploads = field(default_factory=Uploads)
     search_mode: SearchMode = "dense"
     slow: SlowRequests = field(default_factory=SlowRequests)
     answer_server: AnswerServer | None = None

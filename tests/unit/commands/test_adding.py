@@ -14,7 +14,7 @@ import pytest
 from tests.command_line import Ended, run
 
 from condensery.api.rest.http import RestServer
-from condensery.client.rest import Client
+from condensery.client.rest import AsyncClient, Client
 from condensery.commands.adding import UNREAD_STATUS, finish_first, name_index
 from condensery.documents.folders import Found
 from condensery.documents.writing import BATCH_DOCUMENTS, FileWriter
@@ -340,3 +340,43 @@ def test_json_says_of_each_file_what_became_of_it(url: str, folder: Path) -> Non
     assert (first["index"], second["documents"], second["unchanged"]) == ("notes", 0, 5)
     nothing = json.loads(add(url, "n", zip, "--json", status=UNREAD_STATUS).stdout)
     assert [file["name"] for file in nothing["files"]] == [str(zip)]
+
+
+def files_below(folder: Path) -> dict[str, bytes | Path]:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder.parent)): path for path in paths}
+
+
+async def test_a_clients_files_become_what_the_command_makes_of_them(
+    url: str, folder: Path
+) -> None:
+    files = files_below(folder)
+    add(url, "notes", folder)
+    with Client(url) as client:
+        client.create_index("sent")
+        added = client.add_files("sent", files)
+        assert {file.name for file in added.files if file.reason} == {
+            "notes/picture.png",
+            "notes/package.json",
+        }
+        with pytest.raises(InputError, match="nowhere"):
+            client.add_files("sent", {"a.md": folder / "nowhere.md"})
+    for id, document in stored(url, "notes").items():
+        sent = stored(url, "sent")[id]
+        assert sent.text == document.text
+        about = [{**(one.metadata or {})}.get("file", {}) for one in (sent, document)]
+        assert about[0].get("hash") == about[1].get("hash")
+        assert about[0].get("name") == about[1].get("name")
+    passed_over = add(url, "sent", folder, "--prefix", "notes")
+    assert passed_over.stdout == "sent: 0 documents written, 0 passages; 5 were there already\n"
+    async with AsyncClient(url) as client:
+        again = await client.add_files("sent", {"notes/sub/plain.txt": b"Other words."})
+        assert (again.documents, again.deleted) == (1, 0)
+        text = await client.add_files(
+            "sent",
+            {"t.dat": b"key,body\nk,x\n"},
+            format="csv",
+            id_column="key",
+            text_column=["body"],
+        )
+        assert text.documents == 1

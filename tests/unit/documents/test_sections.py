@@ -7,6 +7,10 @@ def documents(markdown: str) -> list[Document]:
     return list(make_documents("notes/a.md", read_markdown(markdown)))
 
 
+def test_an_empty_file_has_no_documents() -> None:
+    assert documents("") == documents("\n") == []
+
+
 def test_a_heading_is_context_of_what_is_under_it_and_no_document_of_its_own() -> None:
     text = (
         "# Elements\n\n## Radium\n\nIt *glows*.\n\nStill.\n\n### In `use`\n\n- watches\n\n"

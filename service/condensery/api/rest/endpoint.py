@@ -48,7 +48,8 @@ class Route:
             needs none.
         family: Of clients: how its errors look.
         other_family: A second one, where the body decides.
-        body: The request's schema; ``optional`` bodies may be left out.
+        body: The request's schema; ``optional`` bodies may be left out, a ``form`` is a multipart
+            one, whose files lie on the disk.
         reply: The reply's type; ``media`` is its content type, and where it ``streams``, it can be
             server-sent events instead: ours, or OpenAI's chunks or its responses' events.
         other_media: Another content type that the reply can have, as text.
@@ -66,6 +67,7 @@ class Route:
     other_family: Family | None = None
     body: Any = None
     optional: bool = False
+    form: bool = False
     reply: Any = None
     media: str = "application/json"
     streams: Literal["events", "chunks", "responses"] | None = None

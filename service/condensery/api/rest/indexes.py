@@ -3,17 +3,21 @@
 An endpoint that is a job and no more is one line (``io.job_endpoint``).
 """
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from condensery.api.rest.forms import Form, open_form
 from condensery.api.rest.io import (
     PIECE_TEXTS,
     job_endpoint,
+    parse_json,
     read_as,
     read_body,
     write_json,
@@ -25,6 +29,7 @@ from condensery.api.rest.schemas.index import (
     CountRequest,
     CreateIndexRequest,
     DeleteRequest,
+    FilesForm,
     IdsRequest,
     NewDocument,
     QueryRequest,
@@ -34,9 +39,13 @@ from condensery.api.rest.schemas.index import (
     UpsertRequest,
 )
 from condensery.api.rest.validation import validate_body
-from condensery.errors import InputError
+from condensery.documents.files import Reading, name_upload
+from condensery.documents.records import Columns
+from condensery.errors import EmptyInput, InputError, shorten
+from condensery.jobs import files as upload
 from condensery.jobs import indexes, maintenance, retrieval
-from condensery.jobs.accounting import count_request
+from condensery.jobs.accounting import count_refusals, count_request
+from condensery.jobs.files import UploadedFile
 from condensery.jobs.services import Services
 from condensery.values import (
     Alias,
@@ -121,6 +130,9 @@ class RebuildCancelled:
     cancelled: Literal[True] = field(init=False, default=True)
 
 
+FILE_FIELDS = ("files", "file")
+PIECE_FILES = 512  # results of files in one piece of a reply
+
 _job = partial(job_endpoint, task="index")
 
 list_indexes = _job(indexes.list_indexes, Indexes)
@@ -160,6 +172,28 @@ async def upsert_documents(request: Request, services: Services) -> Response:
             fingerprint=body.fingerprint,
         )
         return write_json(written)
+
+
+async def add_files(request: Request, services: Services) -> Response:
+    """Write the documents of files, each in place of what is there of it; synced on return."""
+    name = request.path_params["name"]
+    services.indexes.info(name)  # before the files are taken
+    async with services.uploads.receiving, AsyncExitStack() as stack:
+        with count_refusals(services, request.state.task, "rest"):
+            form = await stack.enter_async_context(open_form(request, services))
+            how, files = _read_files_form(form)
+        columns = Columns(how.id_column, tuple(how.text_column))
+        with count_request(services, None, "index", "rest", index=name):
+            added = await upload.add_files(
+                services,
+                name,
+                files,
+                Reading(how.format, how.encoding, columns),
+                again=how.again == "true",
+                check=partial(_check_document, max_depth=services.limits.max_json_depth),
+            )
+        within = replace(added, files=())
+        return await write_list(added.files, PIECE_FILES, within=within, field="files")
 
 
 async def get_documents(request: Request, services: Services) -> Response:
@@ -236,6 +270,48 @@ def _document_vectors(documents: list[NewDocument]) -> Floats | None:
             "missing, while other documents have one; give all of them vectors, or none.",
         )
     return make_vectors(rows, [f"documents[{place}].vector" for place in range(len(rows))])
+
+
+def _read_files_form(form: Form) -> tuple[FilesForm, list[UploadedFile]]:
+    """Return how files are read, and the files; a browser's empty choice of files is none."""
+    for file in form.files:
+        if file.field not in FILE_FIELDS:
+            raise InputError.at(file.field, f"a file; the field of files is {FILE_FIELDS[0]}.")
+    fields: dict[str, Any] = {}
+    for name, text in form.texts:
+        if name in FILE_FIELDS:
+            raise InputError.at(
+                name, f"{shorten(text)} is a text and no file: its part has no filename.", text
+            )
+        if name == "text_column":
+            fields.setdefault(name, []).append(text)
+        elif name in fields:
+            raise InputError.at(name, "comes twice.", text)
+        else:
+            fields[name] = text
+    how = validate_body(fields, FilesForm)
+    files = [
+        UploadedFile(form.spool, name_upload(file.name, how.prefix), file.start, file.size)
+        for file in form.files
+        if file.name or file.size
+    ]
+    if not files:
+        raise EmptyInput.at("files", "the form holds no file.")
+    return how, files
+
+
+def _check_document(document: Document, *, max_depth: int) -> Document:
+    """Return a document as the body of a request could hold it.
+
+    Raises:
+        InputError: None could.
+    """
+    try:
+        body = orjson.dumps(document)
+    except orjson.JSONEncodeError as error:
+        raise InputError(f"can't be written as JSON: {error}.") from error
+    item = validate_body(parse_json(body, max_depth), NewDocument)
+    return Document(item.id, item.text, item.metadata)
 
 
 def _read_action(change: AliasChange, field: str) -> AliasAction:

@@ -40,6 +40,7 @@ DRAIN_SECONDS = 1.0
 # Of a body that is refused, up to this many times the limit is still read: a client that is cut off
 # while it sends does not read the reply.
 DRAIN_FACTOR = 4
+MOST_DRAINED = 32 * 2**20
 
 # An extension of ASGI's scope: a dict whose keys are called when the connection is lost.
 ON_DISCONNECT = "condensery.leaving"
@@ -60,6 +61,8 @@ class Exchange:
 
     Args:
         max_body: Bytes.
+        limit_name: The setting that they are.
+        spooled: Whether the body goes to the disk, and so does not count in memory.
 
     Attributes:
         request_id: The caller's if it can stand in a header and a log line, else a new one.
@@ -72,22 +75,33 @@ class Exchange:
         permit: Admission's, on which the bytes of an unannounced body are counted.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body: int) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body: int,
+        *,
+        limit_name: str = "max_body_bytes",
+        spooled: bool = False,
+    ) -> None:
         headers = scope["headers"]
         self.request_id = read_request_id(find_text_header(headers, b"x-request-id"))
         length = find_header(headers, b"content-length")
         self._announced = int(length[:20]) if length and length.isdigit() else 0
         # A body over the limit is refused as that, and not because admission is full.
-        self.announced_bytes = min(self._announced, max_body)
+        self.announced_bytes = 0 if spooled else min(self._announced, max_body)
         self.status = 0
         self.complete = False
         self.left = False
         self.closing = False
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.permit: Permit | None = None
-        self._chunked = length is None
+        self._spooled = spooled
+        self._grows = length is None and not spooled
         self._expects = find_header(headers, b"expect") is not None
         self._limit = max_body
+        self._limit_name = limit_name
         self._receive = receive
         self._send = send
         self._bytes = 0
@@ -119,7 +133,7 @@ class Exchange:
             if more:
                 await self.drain()
             raise self._refusal(size)
-        if self._chunked and self.permit is not None:
+        if self._grows and self.permit is not None:
             self.permit.grow(size)
         return message
 
@@ -148,16 +162,18 @@ class Exchange:
 
     async def drain(self) -> None:
         """Read the rest of the body and drop it, so that the client reads its reply."""
-        while self._bytes <= self._limit * DRAIN_FACTOR:
+        most = DRAIN_FACTOR * self._limit
+        if self._spooled:  # of which all that would take too long
+            most = min(most, self._bytes + MOST_DRAINED)
+        while self._bytes <= most:
             message = await self._receive()
             self._bytes += len(message.get("body", b""))
             if not message.get("more_body", False):
                 return
 
     def _refusal(self, size: int) -> PayloadTooLarge:
-        return PayloadTooLarge.at(
-            "body", f"{size} bytes or more, over the limit of {self._limit} (max_body_bytes).", size
-        )
+        limit = f"the limit of {self._limit} ({self._limit_name})"
+        return PayloadTooLarge.at("body", f"{size} bytes or more, over {limit}.", size)
 
 
 class Middleware:
@@ -196,7 +212,8 @@ class Middleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; the server is told to send nothing else, no start and no websocket."""
         assert scope["type"] == "http", scope["type"]
-        exchange = Exchange(scope, receive, send, self._limits.max_body_bytes)
+        routes, scope["path_params"] = self._table.find(scope["path"])
+        exchange = self._make_exchange(scope, receive, send, routes.get(scope["method"]))
         # A client that reads this in its reply sends no further request on the connection.
         draining = self._services.health.draining
         exchange.closing = draining or TOO_MANY_CONNECTIONS in scope.get("extensions", ())
@@ -213,7 +230,6 @@ class Middleware:
             started + self._limits.request_seconds,
             started=started,
         )
-        routes, scope["path_params"] = self._table.find(scope["path"])
         with serving_request(context):
             try:
                 await self._serve(scope, exchange, routes, context)
@@ -237,6 +253,14 @@ class Middleware:
                         route=route.template if route else "-",
                         status=CLIENT_LEFT_STATUS if exchange.left else exchange.status,
                     )
+
+    def _make_exchange(
+        self, scope: Scope, receive: Receive, send: Send, route: Route | None
+    ) -> Exchange:
+        spooled = route is not None and route.form
+        name = "max_upload_bytes" if spooled else "max_body_bytes"
+        limit: int = getattr(self._limits, name)
+        return Exchange(scope, receive, send, limit, limit_name=name, spooled=spooled)
 
     async def _serve(
         self, scope: Scope, exchange: Exchange, routes: dict[str, Route], context: RequestContext

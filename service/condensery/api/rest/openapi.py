@@ -339,9 +339,10 @@ def _describe_operation(route: Route, schemas: _Schemas, responses: Schema) -> S
     if route.access not in ("open", "any"):
         operation["description"] = f"Where keys are needed: one that may `{route.access}`."
     if route.body is not None:
+        media = "multipart/form-data" if route.form else "application/json"
         operation["requestBody"] = {
             "required": not route.optional,
-            "content": {"application/json": {"schema": schemas.of(route.body)}},
+            "content": {media: {"schema": schemas.of(route.body)}},
         }
     operation["responses"] = _describe_responses(route, schemas, responses)
     return operation

@@ -19,6 +19,7 @@ from condensery.api.rest import (
 from condensery.api.rest.compat import cohere, infinity, kserve, ollama, tei
 from condensery.api.rest.endpoint import Access, Endpoint, ErrorTypes, Route
 from condensery.api.rest.schemas import index, inference, rag, service
+from condensery.documents.writing import AddedFiles
 
 # Errors that many routes share.
 ENCODE_ERRORS: ErrorTypes = (errors.EmptyInput, errors.ModelNotFound, errors.ModelFault)
@@ -318,6 +319,17 @@ INDEX_ROUTES = (
         errors.ModelFault,
         reply=values.Upserted,
         body=index.UpsertRequest,
+    ),
+    _write(
+        "POST",
+        f"{INDEX_PATH}/files",
+        indexes.add_files,
+        errors.EmptyInput,
+        errors.EncoderMismatch,
+        errors.ModelFault,
+        reply=AddedFiles,
+        body=index.FilesForm,
+        form=True,
     ),
     _read(
         "POST",

@@ -11,6 +11,7 @@ TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 CREATE_ALIAS = {"create_alias": {"alias": "live", "index": "kb"}}
 BARE = {"with_text": False, "with_metadata": False}
 TENSOR = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+FILES = "/v1/indexes/kb/files"  # whose body is a form
 REQUESTS = [
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}),
     ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
@@ -57,6 +58,7 @@ REQUESTS = [
     ("GET", "/v1/indexes", None),
     ("GET", "/v1/indexes/kb", None),
     ("POST", "/v1/indexes/kb/documents", {"documents": DOCUMENTS}),
+    ("POST", FILES, {"files": ("a.md", "# Alpha\n\nbeta")}),
     ("GET", "/v1/indexes/aliases", None),
     (
         "POST",
@@ -128,7 +130,8 @@ async def request_every_route(client, registry) -> AsyncIterator[tuple[str, str,
         for name in ("words", "pair"):
             template = template.replace(f"/{name}", "/{name}")
         asked = path.replace("ctx_...", held).replace("snap_...", made)
-        reply = await client.request(method, asked, json=body)
+        sent = {"files": body} if path == FILES else {"json": body}
+        reply = await client.request(method, asked, **sent)
         if path == "/v1/compress":
             held = reply.json()["context"] or held
         if method == "POST" and path.endswith("/snapshots"):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from pydantic import ConfigDict
-from tests.unit.api.rest.every_route import REQUESTS
+from tests.unit.api.rest.every_route import FILES, REQUESTS
 
 from condensery.api.rest.ignored_fields import MAX_NAME_CHARS, MAX_NAMES, find_ignored_fields
 from condensery.api.rest.schemas.inference import Lenient, Ours
@@ -87,7 +87,10 @@ async def test_every_route_refuses_an_unknown_field_by_name_or_lists_it(client, 
         if not body:
             continue
         with subtests.test(f"{method} {path}", body=body):
-            reply = await client.request(method, path, json={**body, "colour": "red"})
+            sent = {"json": {**body, "colour": "red"}}
+            if path == FILES:
+                sent = {"files": body, "data": {"colour": "red"}}
+            reply = await client.request(method, path, **sent)
             refused = reply.status_code in (400, 422) and "colour" in reply.text
             listed = "colour" in reply.headers.get(HEADER, "").split(", ")
             assert refused != listed, reply.text

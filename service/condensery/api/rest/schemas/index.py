@@ -4,11 +4,12 @@ A filter is only described here: ``condensery.index.filters`` checks it, with th
 every API; so a body takes any object.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from condensery.api.rest.schemas.inference import Many, Ours
+from condensery.documents.files import FileKind
 from condensery.values import SearchMode
 
 Scalar = str | bool | int | float
@@ -207,4 +208,30 @@ class RebuildRequest(Ours):
     options: dict[str, int] | None = Field(
         default=None,
         description="The kind's, as of a new index; null: as they are, if the kind is.",
+    )
+
+
+class FilesForm(Ours):
+    """A form of files, and how they are read: the flags of `condensery index add`."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["files"]})
+
+    files: list[Annotated[str, Field(json_schema_extra={"format": "binary"})]] = Field(
+        default_factory=list,
+        min_length=1,
+        description="Each with a filename, of which the suffix says what it is, and which may be "
+        "a path in a folder. One file may come as `file`.",
+    )
+    format: FileKind | None = Field(default=None, description="Of all files, whatever the suffix.")
+    encoding: str = Field(default="utf-8", description="Of text, where a file does not say.")
+    id_column: str | None = Field(
+        default=None, description="Of tables and records, the id; by default `id`, or `_id`."
+    )
+    text_column: list[str] = Field(
+        default_factory=list,
+        description="Of tables and records, the text, by default `text`; several are joined.",
+    )
+    prefix: str | None = Field(default=None, description="A folder to put before all names.")
+    again: Literal["true", "false"] = Field(
+        default="false", description="Whether to write also what is there already, as it is."
     )
