@@ -148,8 +148,9 @@ def _operation_html(path: str, method: str, operation: dict[str, Any]) -> list[s
     if own:
         parts.append(_parameter_table(own))
     if "requestBody" in operation:
-        body = _type_html(operation["requestBody"]["content"]["application/json"]["schema"])
-        parts.append(f"<p>Body: {body}</p>")
+        ((media, body),) = operation["requestBody"]["content"].items()
+        form = "" if media == "application/json" else f"{escape(media)} "
+        parts.append(f"<p>Body: {form}{_type_html(body['schema'])}</p>")
     content = operation["responses"]["200"]["content"]
     replies = [f"{escape(media)} {_type_html(item['schema'])}" for media, item in content.items()]
     return [*parts, f"<p>Reply: {'; or '.join(replies)}.</p>"]

@@ -89,6 +89,7 @@ async def test_every_route_refuses_an_unknown_field_by_name_or_lists_it(client, 
         with subtests.test(f"{method} {path}", body=body):
             sent = {"json": {**body, "colour": "red"}}
             if path == FILES:
+                await client.put("/v1/indexes/kb")
                 sent = {"files": body, "data": {"colour": "red"}}
             reply = await client.request(method, path, **sent)
             refused = reply.status_code in (400, 422) and "colour" in reply.text
