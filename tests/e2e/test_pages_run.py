@@ -105,8 +105,11 @@ PAGES = {
             "curl -s localhost:8080/v1/indexes/aliases": ('"live"',),
             "condensery index snapshot make": (SNAPSHOT.pattern, "notes-old"),
             "condensery index rebuild notes --encoder": ("minilm-l6-effir",),
+            "curl localhost:8080/v1/indexes/notes/files": ('"reason":null', "guide/mills.md"),
+            "from pathlib import Path": (),
         },
-        words={"minilm-l6-slim": "minilm-l6-effir"},
+        elsewhere={'{"index": "notes"': "the reply to the request before it"},
+        words={"minilm-l6-slim": "minilm-l6-effir", "install.md": "mills.md"},
         before=(
             *NOTES_INDEX,
             "condensery index create notes-1",
