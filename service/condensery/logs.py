@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from condensery.request_context import RequestContext
+from condensery.request_context import RequestContext, served_request
 
 SLOW_MILLISECONDS = 10_000.0
 SLOW_LINE_SECONDS = 1.0  # at most one slow request a second is logged
@@ -86,15 +86,19 @@ def _describe_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
 
 
 class EventFormatter(logging.Formatter):
-    """One line an event, and under it where its exception was raised."""
+    """One line an event, and under it where its exception was raised.
+
+    What happens while a request is served has its id, and its trace's where requests are traced.
+    """
 
     _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, and the exception's type and stack under it if there is one."""
-        fields = [
-            f"{name}={value!r}" for name, value in vars(record).items() if name not in self._OWN
-        ]
+        named = {name: value for name, value in vars(record).items() if name not in self._OWN}
+        if (request := served_request()) is not None:
+            named = {**named, **{k: v for k, v in request.log_fields.items() if k not in named}}
+        fields = [f"{name}={value!r}" for name, value in named.items()]
         stamp = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
         line = " ".join([stamp, record.levelname.lower(), record.getMessage(), *fields])
         error = record.exc_info[1] if record.exc_info else None
@@ -145,7 +149,7 @@ class SlowRequests:
         _log.warning(
             "slow_request",
             extra={
-                "request_id": call.request_id,
+                **call.log_fields,
                 "door": transport,
                 "route": route,
                 "status": status,

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from condensery.request_context import RequestStats, current_request
+from condensery.request_context import MODEL_FIELD, RequestStats, current_request
 
 Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
@@ -257,6 +257,11 @@ class Metrics:
         "Bytes of the weights of what serves, by device.",
         "model= device=",
     )
+    trace_spans: Counter = _counter(
+        "condensery_trace_spans_total",
+        "Spans of requests: sent, refused by a collector or not reached it, dropped unsent.",
+        "outcome=exported,failed,dropped",
+    )
     build_info: Gauge = _gauge(
         "condensery_build_info", "Always 1; the version is a label.", "version="
     )
@@ -291,8 +296,13 @@ class Metrics:
     def observe(self, model: str, stage: Stage, seconds: float) -> None:
         """Observe a stage of ``model``, as one of the request that is being served as well."""
         self.stage_seconds.labels(model, stage).observe(seconds)
-        stages = current_request().stats.stages
+        call = current_request()
+        stages = call.stats.stages
         stages[stage] = stages.get(stage, 0.0) + seconds
+        # A generation's span, with its steps, is that of what generates.
+        if call.trace is not None and stage != "generate":
+            now = time.perf_counter()
+            call.trace.add(stage, now - seconds, now, {MODEL_FIELD: model})
 
 
 def _sum_gauge(gauge: Gauge) -> float:

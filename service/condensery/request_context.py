@@ -6,13 +6,69 @@ Where nothing is set (the command line, offline methods) there is no deadline.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from condensery.errors import DeadlineExceeded, ExpiredInQueue
+
+# W3C's Trace Context: what a request brings, and (of its level 2, a draft) what a reply tells.
+TRACE_HEADERS = ("traceparent", "tracestate")
+TRACE_REPLY_HEADER = "traceresponse"
+MODEL_FIELD = "gen_ai.request.model"
+# Of a span: names and numbers, by OpenTelemetry's names where it has some; never a user's text.
+Fields: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
+# When (``time.perf_counter``), what, and its numbers.
+SpanEvent: TypeAlias = tuple[float, str, Fields]
+
+
+class OutgoingSpan(Protocol):
+    """A call to another server, as a span; its ``headers`` carry the trace on."""
+
+    headers: dict[str, str]
+
+    def end(self, fields: Fields, *, error: str | None = None) -> None:
+        """End the call; ``error`` says what kind of failure it ended with, if it did."""
+
+
+class RequestTrace(Protocol):
+    """One request's spans, where requests are traced (``condensery.tracing``).
+
+    Attributes:
+        trace_id: 32 hexadecimal digits.
+        headers: What carries the trace on, to whatever is part of this request.
+    """
+
+    trace_id: str
+    headers: dict[str, str]
+
+    def add(
+        self,
+        name: str,
+        began: float,
+        ended: float,
+        fields: Fields | None = None,
+        events: Sequence[SpanEvent] = (),
+    ) -> None:
+        """Note a stage, from any thread; times are ``time.perf_counter``'s."""
+
+    def describe(self, fields: Fields) -> None:
+        """Put facts on the request's own span."""
+
+    def start_call(self, name: str, fields: Fields) -> OutgoingSpan:
+        """Begin a span of a call to another server."""
+
+    def end(self, name: str, fields: Fields, *, error: str | None = None) -> None:
+        """End the request; ``error`` is the kind of the server's failure, if it was one."""
+
+
+class Tracer(Protocol):
+    """Begins requests' traces."""
+
+    def begin(self, headers: Mapping[str, str]) -> RequestTrace:
+        """Begin one, as a part of what ``traceparent`` names among the headers, if it is there."""
 
 
 @dataclass(slots=True)
@@ -71,6 +127,7 @@ class RequestContext:
         work_begun: Whether a forward pass has begun for it.
         started: When it came, seconds of ``time.monotonic``.
         stats: Where its time goes.
+        trace: Its spans; None where requests are not traced.
         leases: The models that it uses to its end, by name, though they are replaced meanwhile.
         endings: Called once it is over.
         over: Whether it is.
@@ -82,9 +139,29 @@ class RequestContext:
     work_begun: bool = False
     started: float = field(default_factory=time.monotonic)
     stats: RequestStats = field(default_factory=RequestStats)
+    trace: RequestTrace | None = None
     leases: dict[str, Any] = field(default_factory=dict)
     endings: list[Callable[[], None]] = field(default_factory=list)
     over: bool = False
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What names it in a line of the log."""
+        if self.trace is None:
+            return {"request_id": self.request_id}
+        return {"request_id": self.request_id, "trace_id": self.trace.trace_id}
+
+    def note_queued(self, arrived: float, queued: float) -> None:
+        """Note that something of it waits no longer.
+
+        Args:
+            arrived: When it came, and its first tokens were yet to be made.
+            queued: When it began to wait with those.
+        """
+        now = time.perf_counter()
+        self.stats.queued += now - arrived
+        if self.trace is not None:
+            self.trace.add("queue", queued, now)
 
     @property
     def seconds_left(self) -> float:

@@ -46,8 +46,10 @@ from condensery.jobs.models import watch_models
 from condensery.jobs.services import Admission, RequestLimits, Services, Uploads
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics
+from condensery.request_context import Tracer
 from condensery.settings import Settings
 from condensery.store.aliases import FILE as MODEL_ALIASES
+from condensery.tracing.opening import find_target, open_tracing
 from condensery.values import IndexCaps
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 FAULT_STATUS = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
+TRACES_SECONDS = 5.0  # for the last spans, once all requests are done
 FATAL_GRACE_SECONDS = 1.0  # for requests in flight then
 
 _log = logging.getLogger(__name__)
@@ -216,6 +219,7 @@ class Server:
         stack.callback(listener.close)
         check_free(settings.host, settings.grpc_port, "grpc_port")
         metrics = Metrics(tei=settings.tei_metrics)
+        tracer = self._open_tracing(stack, metrics)
         metrics.build_info.labels(condensery.__version__).set(1)
         say(f"data in {settings.data_dir}")
         lock = DataDirLock(settings.data_dir)
@@ -250,6 +254,7 @@ class Server:
             answer_server=self._open_answer_server(stack, metrics),
             slow=SlowRequests(settings.slow_ms),
             uploads=Uploads(settings.data_dir),
+            tracer=tracer,
         )
         watch_models(services)
         self._watch(stack, registry, metrics)
@@ -261,6 +266,18 @@ class Server:
         services.health.start()
         url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
         say(_example(url, registry, samples=samples, keyed=not self._keys.open))
+
+    def _open_tracing(self, stack: AsyncExitStack, metrics: Metrics) -> Tracer | None:
+        """Return what makes spans of requests, if they are to go anywhere."""
+        asked = self._settings.otlp_endpoint
+        target = find_target(asked)
+        if target is None:
+            return None
+        tracing = open_tracing(target, metrics, asked=asked is not None)
+        if tracing is not None:
+            stack.push_async_callback(tracing.close, TRACES_SECONDS)
+            self._say(f"traces go to {target.endpoint} ({target.protocol})")
+        return tracing
 
     def _open_answer_server(
         self, stack: AsyncExitStack, metrics: Metrics

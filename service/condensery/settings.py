@@ -54,6 +54,7 @@ LIST_READERS: dict[str, Callable[[str], Any]] = {
 PROXIES_ALLOWED = "addresses or networks, commas between them"
 ORIGINS_ALLOWED = "origins such as https://app.example.com:8443, commas between them, or *"
 URL_ALLOWED = "an http or https address such as http://127.0.0.1:8000/v1"
+OTLP_ALLOWED = "a collector's http or https address such as http://127.0.0.1:4317"
 ANSWER_KEY_ALLOWED = "printable ASCII without blanks"
 HOSTS_ALLOWED = "names or addresses without a port, commas between them, *.example.com, or *"
 
@@ -217,6 +218,8 @@ class Settings(BaseModel):
     """Least level that is logged."""
     slow_ms: int = _logging(10_000, ge=0, le=86_400_000)
     """Milliseconds from which a request is logged with its stages, one a second; 0 logs none."""
+    otlp_endpoint: str | None = _logging(allowed=OTLP_ALLOWED)
+    """Collector of traces, over gRPC, or over HTTP at port 4318 or a path; needs extra otel."""
     tei_metrics: bool = _logging(True)
     """Tell /metrics under TEI's names too (te_*), for dashboards that were made for it."""
 
@@ -246,8 +249,15 @@ class Settings(BaseModel):
         """Return the address under which the routes are, ``/v1`` where it names no path."""
         if text is None:
             return None
-        parts = _split_url(text)
+        parts = _split_url(text, URL_ALLOWED, "the key is CONDENSERY_ANSWER_KEY")
         return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_collector(cls, text: str | None) -> str | None:
+        if text is not None:
+            _split_url(text, OTLP_ALLOWED, "OTEL_EXPORTER_OTLP_HEADERS carries credentials")
+        return text
 
     @field_validator("answer_key")
     @classmethod
@@ -421,19 +431,19 @@ def read_certificate(cert: Path, key: Path) -> tuple[bytes, bytes]:
     return contents[0], contents[1]
 
 
-def _split_url(text: str) -> SplitResult:
+def _split_url(text: str, allowed: str, instead: str) -> SplitResult:
     """Return the parts of a server's address.
 
-    A name and a password in it are refused without being shown: a key is for ``answer_key``.
+    A name and a password in it are refused without being shown; ``instead`` says where they go.
     """
-    problem = f"it must be {URL_ALLOWED}"
+    problem = f"it must be {allowed}"
     try:
         parts = urlsplit(text)
         right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number, half an IPv6 address
         right, parts = False, SplitResult("", "", "", "", "")
     if "@" in text:
-        problem = "it holds a name or password; the key is CONDENSERY_ANSWER_KEY"
+        problem = f"it holds a name or password; {instead}"
         raise PydanticCustomError("secret", "{problem}", {"problem": problem, "field": None})
     if not right or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", text):
         raise _wrong_value(problem)

@@ -10,7 +10,7 @@ from typing import Literal
 from condensery.errors import CondenseryError
 from condensery.jobs.services import Services
 from condensery.metrics import Task
-from condensery.request_context import current_request
+from condensery.request_context import MODEL_FIELD, Fields, RequestContext, current_request
 
 WireProtocol = Literal["rest", "grpc"]
 
@@ -67,8 +67,25 @@ def count_request(
         metrics.requests.labels(request.model, task, protocol, code).inc()
         seconds = time.perf_counter() - started
         metrics.request_seconds.labels(request.model, task, protocol).observe(seconds)
+        call = current_request()
         if metrics.tei is not None:
-            metrics.tei.request(task, code, current_request().stats, seconds)
+            metrics.tei.request(task, code, call.stats, seconds)
+        if call.trace is not None:
+            call.trace.describe(_describe_request(request.model, task, code, call))
+
+
+def _describe_request(model: str, task: Task, code: str, call: RequestContext) -> Fields:
+    """Return what a request was, for its span."""
+    fields: dict[str, str | int] = {
+        "condensery.task": task,
+        "condensery.code": code,
+        "condensery.passages": call.stats.passages,
+        MODEL_FIELD: model,
+        "gen_ai.usage.input_tokens": call.stats.tokens,
+    }
+    if task == "embed":
+        fields |= {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "condensery"}
+    return fields
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from condensery.jobs.contexts import ContextStore
 from condensery.jobs.interfaces import AnswerServer, ModelRegistry, VectorStore
 from condensery.logs import SlowRequests
 from condensery.metrics import Metrics
+from condensery.request_context import Tracer
 from condensery.values import Rebuild, RebuildPlan, RebuildState, SearchMode
 
 if TYPE_CHECKING:  # else describing the REST API would load faiss
@@ -364,7 +365,8 @@ class Services:
     """The parts that jobs use.
 
     ``search_mode`` is how an index is searched where a request does not say; ``slow`` logs requests
-    that took long; ``answer_server`` writes answers in place of the pairs' own generators.
+    that took long; ``answer_server`` writes answers in place of the pairs' own generators;
+    ``tracer`` makes spans of requests, where they are traced.
     """
 
     registry: ModelRegistry
@@ -380,3 +382,4 @@ class Services:
     search_mode: SearchMode = "dense"
     slow: SlowRequests = field(default_factory=SlowRequests)
     answer_server: AnswerServer | None = None
+    tracer: Tracer | None = None

@@ -10,12 +10,13 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
@@ -36,7 +37,7 @@ from condensery.question import (
     Sampling,
     says_not_found,
 )
-from condensery.request_context import RequestContext, current_request
+from condensery.request_context import MODEL_FIELD, RequestContext, current_request
 from condensery.runtime.generator import StopStrings
 from condensery.values import Floats
 
@@ -260,7 +261,7 @@ class RemoteGenerator:
 
     def _count(self, failure: RequestFailure, call: RequestContext) -> None:
         self._metrics.answer_server_failures.labels(failure.kind).inc()
-        fields = {"reason": failure.kind, "request_id": call.request_id}
+        fields = {"reason": failure.kind, **call.log_fields}
         _log.warning("answer_server_failed", extra=fields)
 
     def _make_body(
@@ -294,7 +295,10 @@ class RemoteGenerator:
         """Send one request, and read its answer to the end."""
         metrics, began = self._metrics, time.perf_counter()
         metrics.answer_server_requests.inc()
-        async with self._open(body, call) as response:
+        async with (
+            self._traced(reading, call) as headers,
+            self._open(body, call, headers) as response,
+        ):
             events = EventReader()
             chunks = aiter(response.aiter_raw())
             while not reading.ended:
@@ -317,11 +321,36 @@ class RemoteGenerator:
         yield reading.end()
 
     @asynccontextmanager
+    async def _traced(
+        self, reading: "Reading", call: RequestContext
+    ) -> AsyncGenerator[Mapping[str, str], None]:
+        """Make a span of a request, where it is traced; yields the headers that carry it on."""
+        if call.trace is None:
+            yield {}
+            return
+        url = urlsplit(self._config.url)
+        fields: dict[str, str | int] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "openai",  # whose API it is
+            MODEL_FIELD: self._config.model,
+            "server.address": url.hostname or "",
+            "server.port": url.port or (443 if url.scheme == "https" else 80),
+        }
+        span, failure = call.trace.start_call(f"chat {self._config.model}", fields), None
+        try:
+            yield span.headers
+        except RequestFailure as error:
+            failure = error.kind
+            raise
+        finally:
+            span.end({"gen_ai.usage.output_tokens": reading.count}, error=failure)
+
+    @asynccontextmanager
     async def _open(
-        self, body: bytes, call: RequestContext
+        self, body: bytes, call: RequestContext, trace: Mapping[str, str]
     ) -> AsyncGenerator[httpx.Response, None]:
         """Send a request, and yield the reply, whose stream has begun; close it in the end."""
-        headers = {"content-type": "application/json", "x-request-id": call.request_id}
+        headers = {"content-type": "application/json", "x-request-id": call.request_id, **trace}
         request = self._client.build_request(
             "POST", self._config.url, content=body, headers=headers
         )
@@ -515,6 +544,11 @@ class Reading:
         """Whether all words are there."""
         return self._finish is not None
 
+    @property
+    def count(self) -> int:
+        """Tokens written, as the server says; else the number of deltas."""
+        return self._count_of("completion_tokens") or self.deltas
+
     def read(self, data: bytes) -> GeneratedToken | None:
         """Read an event; returns what may be shown of it.
 
@@ -563,10 +597,10 @@ class Reading:
                 problem += " (a model that reasons first needs more)"
             raise RequestFailure("malformed", problem)
         rest = self.rest()
-        count, read = map(self._count_of, ("completion_tokens", "prompt_tokens"))
+        read = self._count_of("prompt_tokens")
         return GeneratedToken(
             rest,
-            count or self.deltas,
+            self.count,
             "stop" if self._stopped else self._finish,
             prompt_tokens=read or self._prompt.tokens,
         )

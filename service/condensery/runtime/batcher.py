@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 import torch
 
 from condensery.errors import CondenseryError, ModelFault, Unavailable
-from condensery.request_context import current_request
+from condensery.request_context import MODEL_FIELD, current_request
 from condensery.runtime.queue import (
     MISSING,
     NO_METRICS,
@@ -358,11 +358,20 @@ class Batcher(Generic[Item, Result]):
         rate = tokens / max(seconds, 1e-9)
         self._rate = RATE_MEMORY * self._rate + (1 - RATE_MEMORY) * rate if self._rate else rate
         self._counts.count_batch(batch, tokens, started, seconds)
-        for request in requests_of(batch):
-            device = self._workers.device.type
+        requests, device = requests_of(batch), self._workers.device.type
+        for request in requests:
             request.call.stats.count_forward_pass(
                 device, request.arrived, started, started + seconds
             )
+            if request.call.trace is not None:
+                fields: dict[str, str | int] = {
+                    MODEL_FIELD: self._model,
+                    "condensery.batch.items": len(batch),
+                    "condensery.batch.tokens": tokens,
+                    "condensery.batch.requests": len(requests),
+                    "condensery.device": device,
+                }
+                request.call.trace.add("forward", started, started + seconds, fields)
         send_results(batch, outcomes)
 
     def _forward_entries(

@@ -369,6 +369,7 @@ class Engine:
             sequence = chunk.sequence
             if sequence.ended:
                 continue
+            sequence.note_step(chunk.count, len(chunks))
             event = chunk.apply(outcome)
             if event is not None:
                 events.append((sequence, event))

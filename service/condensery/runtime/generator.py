@@ -20,6 +20,7 @@ from condensery.question import (
     GREEDY,
     MAX_STOP_CHARS,
     MAX_STOPS,
+    FinishReason,
     GeneratedToken,
     Likely,
     Sampling,
@@ -224,6 +225,7 @@ class Generator:
         metrics: "Metrics | None" = None,
     ) -> None:
         self._detokenizer = detokenizer
+        self._model = model
         self._stop_ids = stop_ids
         self._name = name
         stepper = Stepper(network)
@@ -277,14 +279,16 @@ class Generator:
         sequence = self._engine.begin(
             GenerationRequest(parts, max_tokens, self._stop_ids, sampling)
         )
+        finish: FinishReason | None = None
         try:
             while True:
                 event = await _next_event(sequence, call)
                 token = self._show(event, detokenizer, stops, sequence.waited)
-                if token.finish is not None:  # by a stop string, perhaps: the engine knows of none
+                finish = token.finish
+                if finish is not None:  # by a stop string, perhaps: the engine knows of none
                     self._engine.leave(sequence)
                 yield token
-                if token.finish is not None:
+                if finish is not None:
                     return
         except DeadlineExceeded:
             self._engine.leave(sequence, "deadline")
@@ -294,6 +298,7 @@ class Generator:
             raise
         finally:
             self._engine.leave(sequence)
+            sequence.end_trace(self._model, finish)
 
     def _show(
         self,

@@ -99,7 +99,8 @@ class QueuedRequest(Generic[Item, Result]):
         waiting: Items not yet begun.
         tokens: Of those.
         begun: Whether an item of it has gone to the device.
-        arrived: Seconds of ``time.perf_counter``.
+        arrived: Seconds of ``time.perf_counter``; its first tokens are made after that.
+        queued: When it began to wait with those; 0 until then.
         due: Its place among its caller's requests (see ``FairQueue``); 0 until it is queued.
         each: Whether an item that fails has its error among the results, and fails no other.
     """
@@ -112,6 +113,7 @@ class QueuedRequest(Generic[Item, Result]):
     tokens: int = 0
     begun: bool = False
     arrived: float = field(default_factory=time.perf_counter)
+    queued: float = 0.0
     due: float = 0.0
     each: bool = False
 
@@ -181,6 +183,8 @@ class FairQueue(Generic[Item, Result]):
             caller = self._callers[name] = _CallerQueue()
             self._turns.append(name)
         tokens = sum(entry.tokens for entry in entries)
+        if not request.queued:
+            request.queued = time.perf_counter()
         if not request.due:  # the rest will be as long as these
             cost = tokens * len(request.results) / len(entries)
             request.due = self._handed + DUE_FACTOR * cost
@@ -196,7 +200,7 @@ class FairQueue(Generic[Item, Result]):
         """Drop what waits of a request; its empty place goes when its turn comes."""
         if request.waiting:
             if not request.begun:  # all its time was waiting
-                request.call.stats.queued += time.perf_counter() - request.arrived
+                request.call.note_queued(request.arrived, request.queued)
             self._callers[request.call.caller].tokens -= request.tokens
             self.items -= len(request.waiting)
             self.tokens -= request.tokens
@@ -274,7 +278,7 @@ class FairQueue(Generic[Item, Result]):
                 break
             batch.append(request.waiting.popleft())
             if not request.begun:
-                request.call.stats.queued += time.perf_counter() - request.arrived
+                request.call.note_queued(request.arrived, request.queued)
             request.begun = request.call.work_begun = True
             taken += entry.tokens
             request.tokens -= entry.tokens

@@ -21,7 +21,7 @@ from condensery.networks.decoding import Decoder
 from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.stepping import Stepper
 from condensery.question import GREEDY, FinishReason, Sampling
-from condensery.request_context import RequestContext
+from condensery.request_context import MODEL_FIELD, RequestContext, SpanEvent
 from condensery.runtime.queue import QueuedRequest, call_in_loop
 
 NO_POSITIONS: CachePositions = np.zeros(0, dtype=np.int64)
@@ -159,6 +159,7 @@ class Sequence:
         ended: Nothing more comes of it.
         last_token_at: When its last token was chosen, seconds of ``time.perf_counter``; 0 before.
         waited: Seconds until it began, when enough blocks were free.
+        steps: Those that it took part in, where its request is traced.
     """
 
     request: GenerationRequest
@@ -175,6 +176,7 @@ class Sequence:
     ended: bool = False
     last_token_at: float = 0.0
     waited: float = 0.0
+    steps: list[SpanEvent] = field(default_factory=list)
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -196,6 +198,32 @@ class Sequence:
     def in_prompt(self) -> bool:
         """Whether a part of its prompt is still to be read."""
         return self.done < self.size
+
+    def note_step(self, positions: int, sequences: int) -> None:
+        """Note a step, of so many positions of its own, that it shared with others."""
+        if self.queued.call.trace is not None:
+            numbers = {"condensery.positions": positions, "condensery.batch.sequences": sequences}
+            self.steps.append((time.perf_counter(), "step", numbers))
+
+    def end_trace(self, model: str, finish: FinishReason | None) -> None:
+        """Note the whole generation as a stage of its request, its steps as events of it."""
+        trace, sampling = self.queued.call.trace, self.request.sampling
+        if trace is None or not self.steps:
+            return
+        fields: dict[str, str | int | float | list[str]] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "condensery",
+            MODEL_FIELD: model,
+            "gen_ai.request.max_tokens": self.request.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.usage.input_tokens": self.size,
+            "gen_ai.usage.output_tokens": self.count,
+        }
+        if finish is not None:
+            fields["gen_ai.response.finish_reasons"] = [finish]
+        began = self.queued.arrived + self.waited
+        trace.add("generate", began, time.perf_counter(), fields, self.steps)
 
     def seconds_since_last(self) -> float | None:
         """Note that a token was chosen; returns the seconds since the one before, if any."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from scripted_server import (
@@ -32,7 +32,7 @@ from condensery.errors import (
 )
 from condensery.metrics import Metrics
 from condensery.question import NOT_FOUND, GeneratedToken, Sampling
-from condensery.request_context import RequestContext, serving_request
+from condensery.request_context import Fields, RequestContext, serving_request
 from condensery.runtime import answer_server
 from condensery.runtime.answer_server import AnswerServerConfig, RemoteGenerator
 
@@ -337,3 +337,28 @@ async def test_who_leaves_before_the_first_words_ends_the_request() -> None:
 
 def test_the_key_is_in_no_text_of_the_configuration() -> None:
     assert KEY not in repr(AnswerServerConfig("http://there", "qwen", KEY))
+
+
+async def test_each_try_is_a_span_and_the_server_gets_it_as_its_parent() -> None:
+    spans: list[tuple[str, str | None]] = []
+
+    class Outgoing:
+        def __init__(self) -> None:
+            self.headers = {"traceparent": f"try-{len(spans) + 1}"}
+
+        def end(self, fields: Fields, *, error: str | None = None) -> None:
+            spans.append((self.headers["traceparent"], error))
+
+    class Trace:
+        trace_id = "1"
+
+        def start_call(self, name: str, fields: Fields) -> Outgoing:
+            assert name == "chat qwen"
+            assert fields["server.address"] == "127.0.0.1"
+            return Outgoing()
+
+    async with scripted(refuse("503 Busy"), OK) as server, generator(server.url) as made:
+        with serving_request(RequestContext(trace=cast(Any, Trace()))):
+            await write(made)
+    assert [asked.headers["traceparent"] for asked in server.asked] == ["try-1", "try-2"]
+    assert spans == [("try-1", "unavailable"), ("try-2", None)]

@@ -31,8 +31,10 @@ from condensery.api.grpc.streaming import (
     MessageReaders,
     Metadata,
     OpenStreams,
+    begin_trace,
     check_size,
     count_call,
+    end_trace,
     find_key,
     find_metadata,
     metadata_bytes,
@@ -50,7 +52,12 @@ from condensery.jobs import models
 from condensery.jobs.accounting import count_refusals
 from condensery.jobs.models import list_capabilities
 from condensery.jobs.services import RequestLimits, Services
-from condensery.request_context import RequestContext, serving_request
+from condensery.request_context import (
+    TRACE_HEADERS,
+    TRACE_REPLY_HEADER,
+    RequestContext,
+    serving_request,
+)
 from condensery.stubs import condensery_v1_pb2, inference_v2_pb2, tei_v1_pb2
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -359,7 +366,8 @@ def make_handler(
             deadline=started + services.limits.request_seconds,
             started=started,
         )
-        context.set_trailing_metadata((("x-request-id", request_context.request_id),))
+        begin_trace(services, metadata, request_context)
+        context.set_trailing_metadata(make_call_trailers(request_context))
         outcome = "CANCELLED"  # unless it ends by itself
         try:
             with serving_request(request_context):
@@ -376,13 +384,14 @@ def make_handler(
             outcome = "INTERNAL"
             _log.exception(
                 "internal_error",
-                extra={"call": method.path, "request_id": request_context.request_id},
+                extra={"call": method.path, **request_context.log_fields},
             )
             request_id = request_context.request_id
             details = f"internal error; the server's log has it under request id {request_id}"
             await abort_call(context, grpc.StatusCode.INTERNAL, details, request_id)
         finally:
             _log_call(method, request_context, outcome, started)
+            end_trace(method, request_context, outcome)
             if method.each is None:  # each message of a stream of requests is reported by itself
                 services.slow.log(
                     request_context, transport="grpc", route=method.path, status=outcome
@@ -391,6 +400,14 @@ def make_handler(
     if method.unary is not None or method.gather is not None:
         return grpc.stream_unary_rpc_method_handler(handle)
     return grpc.stream_stream_rpc_method_handler(handle)
+
+
+def make_call_trailers(request_context: RequestContext) -> tuple[tuple[str, str], ...]:
+    """Return what the end of every call tells: its request's id, and its trace's."""
+    trailers = (("x-request-id", request_context.request_id),)
+    if request_context.trace is None:
+        return trailers
+    return (*trailers, (TRACE_REPLY_HEADER, request_context.trace.headers[TRACE_HEADERS[0]]))
 
 
 async def _serve_call(
@@ -451,7 +468,7 @@ def _log_call(
         level,
         "reply",
         extra={
-            "request_id": request_context.request_id,
+            **request_context.log_fields,
             "call": method.path,
             "status": outcome,
             "ms": round((time.monotonic() - started) * 1000, 1),

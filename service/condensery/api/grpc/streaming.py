@@ -33,7 +33,12 @@ from condensery.errors import (
 from condensery.jobs.accounting import count_refusals, count_request
 from condensery.jobs.services import Services
 from condensery.jobs.validation import check_count
-from condensery.request_context import RequestContext, current_request, serving_request
+from condensery.request_context import (
+    TRACE_HEADERS,
+    RequestContext,
+    current_request,
+    serving_request,
+)
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -188,6 +193,32 @@ def _model_of_context(services: Services, request: Any) -> str | None:
         return None
 
 
+def begin_trace(services: Services, metadata: Metadata, request_context: RequestContext) -> None:
+    """Trace a call, where calls are traced, as a part of what its metadata names."""
+    if services.tracer is not None:
+        values = {name: find_metadata(metadata, name) for name in TRACE_HEADERS}
+        request_context.trace = services.tracer.begin(
+            {name: value for name, value in values.items() if value is not None}
+        )
+
+
+def end_trace(method: RpcMethod[Any], request_context: RequestContext, outcome: str) -> None:
+    """End a call's trace, if it has one; ``outcome`` is the name of gRPC's code."""
+    if request_context.trace is not None:
+        fields = {
+            "rpc.system.name": "grpc",
+            "rpc.method": method.path.lstrip("/"),
+            "rpc.response.status_code": outcome,
+            "condensery.request.id": request_context.request_id,
+        }
+        error = outcome if outcome in SERVER_FAULTS else None
+        request_context.trace.end(method.path.lstrip("/"), fields, error=error)
+
+
+# Those of gRPC's codes that are the server's failures, as OpenTelemetry has them.
+SERVER_FAULTS = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
 STREAM_RETRY_SECONDS = 1.0  # when to open a stream again after a refusal
 
 
@@ -406,6 +437,8 @@ class _StreamAnswerer:
             caller=f"{stream.caller} (streams)",
             deadline=min(stream.deadline, time.monotonic() + limits.request_seconds),
         )
+        if stream.trace is not None and self._services.tracer is not None:  # a part of the stream's
+            request_context.trace = self._services.tracer.begin(stream.trace.headers)
         permit = ExitStack()
 
         async def enter() -> None:
@@ -440,6 +473,7 @@ class _StreamAnswerer:
             outcome = "INTERNAL"
             raise
         finally:
+            end_trace(method, request_context, outcome)
             services.slow.log(request_context, transport="grpc", route=method.path, status=outcome)
 
 

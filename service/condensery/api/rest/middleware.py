@@ -29,7 +29,12 @@ from condensery.errors import CondenseryError, NotFound, PayloadTooLarge, Unavai
 from condensery.jobs.accounting import count_refusals
 from condensery.jobs.services import Permit, Services
 from condensery.origins import Origins
-from condensery.request_context import RequestContext, serving_request
+from condensery.request_context import (
+    TRACE_HEADERS,
+    TRACE_REPLY_HEADER,
+    RequestContext,
+    serving_request,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -230,6 +235,8 @@ class Middleware:
             started + self._limits.request_seconds,
             started=started,
         )
+        if self._services.tracer is not None:
+            self._begin_trace(scope, exchange, routes, context)
         with serving_request(context):
             try:
                 await self._serve(scope, exchange, routes, context)
@@ -245,6 +252,8 @@ class Middleware:
             finally:
                 exchange.close()
                 _log_exchange(scope, exchange, routes, started)
+                if context.trace is not None:
+                    _end_trace(scope, exchange, routes, context)
                 if self._services.slow.took_long(context):  # few requests
                     route = _nearest_route(scope, routes)
                     self._services.slow.log(
@@ -261,6 +270,19 @@ class Middleware:
         name = "max_upload_bytes" if spooled else "max_body_bytes"
         limit: int = getattr(self._limits, name)
         return Exchange(scope, receive, send, limit, limit_name=name, spooled=spooled)
+
+    def _begin_trace(
+        self, scope: Scope, exchange: Exchange, routes: dict[str, Route], context: RequestContext
+    ) -> None:
+        """Trace a request, but for what probes and scrapers ask all day."""
+        route, tracer = routes.get(scope["method"]), self._services.tracer
+        if tracer is None or (route is not None and route.vital):
+            return
+        values = {name: find_text_header(scope["headers"], name.encode()) for name in TRACE_HEADERS}
+        trace = tracer.begin({name: value for name, value in values.items() if value is not None})
+        context.trace = trace
+        reply = (TRACE_REPLY_HEADER.encode(), trace.headers[TRACE_HEADERS[0]].encode())
+        exchange.reply_headers = [*exchange.reply_headers, reply]
 
     async def _serve(
         self, scope: Scope, exchange: Exchange, routes: dict[str, Route], context: RequestContext
@@ -326,6 +348,27 @@ class Middleware:
                 async with asyncio.timeout(DRAIN_SECONDS):
                     await exchange.drain()
             raise refusal
+
+
+def _end_trace(
+    scope: Scope, exchange: Exchange, routes: dict[str, Route], context: RequestContext
+) -> None:
+    route = _nearest_route(scope, routes)
+    status = CLIENT_LEFT_STATUS if exchange.left else exchange.status
+    # The pattern of the path: the path itself is the caller's text.
+    where = {} if route is None else {"http.route": route.template}
+    fields = {
+        "http.request.method": scope["method"],
+        "http.response.status_code": status,
+        "url.scheme": scope.get("scheme", "http"),
+        "condensery.request.id": context.request_id,
+        **where,
+    }
+    error = str(scope["state"].get("code", status)) if status >= 500 else None
+    assert context.trace is not None
+    context.trace.end(
+        f"{scope['method']} {where.get('http.route', '')}".strip(), fields, error=error
+    )
 
 
 def log_reply(
