@@ -262,6 +262,24 @@ class Metrics:
         "Spans of requests: sent, refused by a collector or not reached it, dropped unsent.",
         "outcome=exported,failed,dropped",
     )
+    gpu_memory_bytes: Gauge = _gauge(
+        "condensery_gpu_memory_bytes",
+        "Memory of a GPU that all its users have taken, and how much there is.",
+        "device= state=",
+    )
+    gpu_utilisation: Gauge = _gauge(
+        "condensery_gpu_utilisation_ratio",
+        "Share of the driver's last sample in which a GPU ran anything, 0 to 1.",
+        "device=",
+    )
+    gpu_power_watts: Gauge = _gauge(
+        "condensery_gpu_power_watts", "What a GPU draws, in watts.", "device="
+    )
+    gpu_allocator_bytes: Gauge = _gauge(
+        "condensery_gpu_allocator_bytes",
+        "Memory that PyTorch has of a GPU: allocated to tensors, and reserved with it.",
+        "device= state=",
+    )
     build_info: Gauge = _gauge(
         "condensery_build_info", "Always 1; the version is a label.", "version="
     )

@@ -238,10 +238,12 @@ class Server:
             say(f"index {name}: refused: {reason}")
         say("loading PyTorch")
         with kept_for_good():
+            from condensery.runtime.gpu_metrics import watch_gpus
             from condensery.runtime.registry import load_models
 
         registry = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_registry, registry)
+        watch_gpus(metrics, (workers.device for workers in registry.workers))
         self._services = services = Services(
             registry=registry,
             indexes=indexes,
