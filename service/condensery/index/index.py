@@ -91,6 +91,11 @@ class Index:
         )
 
     @property
+    def cache_behind(self) -> int:
+        """How many passages changed since its FAISS file was written."""
+        return self._vector_index.behind
+
+    @property
     def closed(self) -> bool:
         """Whether its files were closed."""
         return self._closed

@@ -61,7 +61,7 @@ class IndexStore:
 
     Args:
         data_dir: Made if it is not there.
-        metrics: Gets ``condensery_index_passages``, for each index from the start.
+        metrics: Gets the passages of each index from the start, and how far its cache is behind.
         lock: The directory's lock, if the caller holds it already (and will release it);
             otherwise the store takes it, and releases it on ``close``.
         cache_every: Changed passages after which an index's FAISS cache file is written.
@@ -336,6 +336,7 @@ class IndexStore:
         """Take a dropped or replaced index out of the metrics."""
         if index is not None and self._metrics is not None:
             self._metrics.index_passages.remove(name, index.spec.encoder)
+            self._metrics.index_cache_behind.remove(name)
 
     def _existing(self, name: str, spec: IndexSpec) -> IndexInfo:
         index = self.find(name)
@@ -377,3 +378,4 @@ class IndexStore:
         if self._metrics is not None and self.serves(index):
             info = index.info
             self._metrics.index_passages.labels(info.name, info.encoder).set(info.passages)
+            self._metrics.index_cache_behind.labels(info.name).set(index.cache_behind)

@@ -80,6 +80,7 @@ class VectorIndex:
     Attributes:
         cache: The vectors.
         saved: Number of the write that the file holds; 0 without a file.
+        behind: Passages changed since the file was written.
 
     Raises:
         StorageError: SQLite's own content contradicts itself.
@@ -104,7 +105,8 @@ class VectorIndex:
         restored = restore(connection, spec, file, report)
         self.cache = restored.cache
         self.saved = restored.saved
-        self._unsaved = restored.unsaved  # passages changed since
+        self.behind = restored.unsaved
+        self._unsaved = restored.unsaved  # passages changed since it was written, or that was tried
 
     def read_lock(self) -> AbstractContextManager[None]:
         """Keep every change out, but no other search."""
@@ -159,6 +161,7 @@ class VectorIndex:
         self._discard(removed)
         self._written = stamp
         self._unsaved += added + len(removed)
+        self.behind += added + len(removed)
         try:
             if self.cache.needs_training:
                 self._rebuild()
@@ -182,6 +185,7 @@ class VectorIndex:
             self._report("index_cache_not_saved", reason=str(error))
         else:
             self.saved = self._written.sequence
+            self.behind = 0
         self._unsaved = 0  # also after a failure: try again after as many changes, not at each
 
     def _discard(self, rows: Sequence[int]) -> None:

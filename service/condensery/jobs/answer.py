@@ -22,6 +22,7 @@ from condensery.jobs.retrieval import (
     apply_model_index,
     find_model_and_context,
     milliseconds_since,
+    relevance_score,
     retrieve_context,
 )
 from condensery.jobs.selection import SelectedContext, run_tokenizing, select_context
@@ -131,10 +132,16 @@ async def stream_answer(
         failures = (candidate.failure for candidate in selected.as_text)
         causes = [failure.cause for failure in failures if failure is not None]
         count_compression(metrics, name, report, causes)
+        for candidate in selected.ranked:
+            if candidate.compressed is not None:
+                score = relevance_score(candidate.compressed)
+                if score is not None:
+                    metrics.relevance.labels(name).observe(score)
     read = cost.prompt_tokens if server is None else generation.prompt_tokens
     usage = Usage(read, cost.context_vectors, generation.tokens)
     wanted = question.logprobs is not None and selected.may_answer
     not_found = generation.finish == "not_found"
+    metrics.answers.labels(name, generation.finish).inc()
     yield Answer(
         id=identity,
         answer="".join(generation.texts),

@@ -21,6 +21,7 @@ from condensery.errors import (
     StorageReadOnly,
 )
 from condensery.index.store import IndexStore
+from condensery.metrics import Metrics
 from condensery.values import IndexSpec
 
 
@@ -114,14 +115,29 @@ def test_a_cache_that_cannot_be_saved_is_logged_and_costs_nothing(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (data_dir / "indexes").mkdir(parents=True)
-    with open_store(data_dir, cache_every=1) as store:
+    metrics = Metrics()
+
+    def behind() -> float | None:
+        name = "condensery_index_cache_behind_passages"
+        return metrics.registry.get_sample_value(name, {"index": "kb"})
+
+    with open_store(data_dir, cache_every=1, metrics=metrics) as store:
         store.create("kb", IndexSpec(**SETTINGS))
+        assert behind() == 0
         (data_dir / "indexes" / "kb" / "vectors.new").mkdir()
-        make_batch(["a"]).upsert(store)
+        written = make_batch(["a"])
+        written.upsert(store)
         assert [event for event, _ in events(caplog)] == ["index_cache_not_saved"]
+        assert behind() == len(written.passages)
         assert_agrees(store, data_dir)
-    with open_store(data_dir) as store:
+    with open_store(data_dir, cache_every=1, metrics=metrics) as store:
         assert_agrees(store, data_dir)
+        assert behind() == len(written.passages)
+        (data_dir / "indexes" / "kb" / "vectors.new").rmdir()
+        make_batch(["b"]).upsert(store)
+        assert behind() == 0
+        store.drop("kb")
+        assert behind() is None
 
 
 def test_a_corrupt_page_is_an_error_that_names_the_file(data_dir: Path) -> None:

@@ -65,7 +65,8 @@ async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
         {"min_relevance": 1.0},
         {"documents": [Document("blank", ""), *DOCUMENTS]},
     )
-    reports += [(await answer_whole(services, ask(**how))).compression for how in others]
+    answers = [await answer_whole(services, ask(**how)) for how in others]
+    reports += [each.compression for each in answers]
     streamed = [event async for event in answer(services, ask(ratio=8))]
     reports.append(streamed[-1].compression)
     held = await compress_documents(services, "where?", DOCUMENTS)
@@ -93,6 +94,23 @@ async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
     assert metrics["compression_fallback.fault"] == 1
     assert metrics["compression_fallback.timeout"] == 3
     assert wanted["compressed_docs.fallback"] == 4
+    assert [each.finish_reason for each in answers].count("not_found") == 1
+    assert metrics["answers.not_found"] == 1
+    ended = sum(value for name, value in metrics.items() if name.startswith("answers."))
+    assert ended == len(reports) - 2  # two were compressed only
+
+
+async def test_every_scored_passage_is_in_the_distribution_whether_it_is_read_or_not(services):
+    def scored(name):
+        return services.metrics.registry.get_sample_value(f"condensery_relevance_{name}", labels)
+
+    labels = {"model": "pair"}
+    whole = await answer_whole(services, make_question(documents=DOCUMENTS, top_n=1))
+    assert len(whole.citations) == 1
+    assert scored("count") == len(DOCUMENTS)
+    assert 0 < scored("sum") <= len(DOCUMENTS)
+    await answer_whole(services, make_question(documents=DOCUMENTS, mode="off"))
+    assert scored("count") == len(DOCUMENTS)  # as text nothing scored them
 
 
 async def test_an_answer_that_its_caller_leaves_is_counted_as_far_as_it_came(services):
