@@ -113,9 +113,8 @@ openapi: install ## Make docs/openapi.json, the description of the REST API
 serve: install ## Serve on this machine (ARGS for condensery serve)
 	@exec $(BIN)/condensery serve $(ARGS)
 
-load: $(VENV)/.bench ## Load a running server at HOST, the smoke profile (ARGS for locust)
-	$(BIN)/locust -f loadtests/locustfile.py --headless --host $(HOST) \
-		--users 8 --spawn-rate 8 --run-time 30s --only-summary --exit-code-on-error 1 $(ARGS)
+load: $(VENV)/.bench ## Load the server at HOST, or one of its own (ARGS for loadtests/load.py)
+	$(BIN)/python loadtests/load.py --host $(HOST) $(ARGS)
 
 faults: install ## Load a server of its own while faults are injected (ARGS for loadtests/faults.py)
 	$(BIN)/python loadtests/faults.py $(ARGS)

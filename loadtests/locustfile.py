@@ -1,129 +1,119 @@
-"""REST users: what real callers mix, with every reply checked. `make load` runs the smoke profile.
+"""Users of REST and gRPC: what real callers mix, open loop, with every reply checked.
 
-A reply that is 200 and wrong is a failure: vectors have the model's dimensions and length 1, a
-ranking names each passage once and in order, an index returns passages that exist, an answer says
-where it comes from. locust exits with 1 if anything failed.
+`make load` starts it, with a server of its own where none runs (`load.py`). A reply that says OK
+and is wrong is a failure: vectors have length 1, a ranking names each passage once and in order,
+an index returns passages that exist, an answer says where it comes from (`rest_and_grpc.py`).
+
+A user is not a person but a source of requests, RATE a second of them at random times (Poisson),
+whether or not those before have their replies: so many users are so many times RATE requests a
+second, and a slow server is loaded as much as a fast one.
 """
 
-import json
-import math
 import random
-from pathlib import Path
+import time
 from typing import Any
 
-from locust import HttpUser, between, events, task
-from locust.clients import ResponseContextManager
+import gevent
+import grpc.experimental.gevent
+from gevent.pool import Group
+from locust import LoadTestShape, User, events, task
 from locust.env import Environment
+from profiles import MIXES, PROFILES, Profile, judge, users_at
+from rest_and_grpc import DOORS, Job, Refused, Wrong
 
-SAMPLES = Path(__file__).resolve().parents[1] / "service" / "condensery" / "samples"
-DEFAULT_HOST = "http://127.0.0.1:8080"
-INDEX = "samples"
-UNIT = 0.01  # how far a length may be from 1: bf16 forward, fp32 normalisation
+RATE = 1.0  # requests a second of a user
+MOST_AT_ONCE = 256  # of a user: then the server is lost, and the load's own memory with it
+LAST_REPLY_SECONDS = 60.0
 
-
-def read_lines(name: str) -> list[dict[str, Any]]:
-    lines = (SAMPLES / name).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+grpc.experimental.gevent.init_gevent()
 
 
-PASSAGES = read_lines("passages.jsonl")
-TEXTS = [passage["text"] for passage in PASSAGES]
-IDS = {passage["id"] for passage in PASSAGES}
-QUESTIONS = [line["question"] for line in read_lines("questions.jsonl")]
+@events.init_command_line_parser.add_listener
+def add_flags(parser: Any) -> None:
+    parser.add_argument("--load-profile", choices=sorted(PROFILES), default="smoke")
+    parser.add_argument("--mix", choices=sorted(MIXES), default="mix")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="requests a second; 0: the profile's"
+    )
+    parser.add_argument("--seconds", type=float, default=0.0, help="0: as long as the profile is")
+    parser.add_argument("--doors", default="rest,grpc", help="rest, grpc, or both")
+    parser.add_argument("--grpc", default="127.0.0.1:8081", help="address of the gRPC port")
+    parser.add_argument("--p95-ms", type=float, default=0.0, help="bound; 0: the profile's")
 
 
-class Wrong(Exception):
-    """A reply came, and is not what it should be."""
+class Shape(LoadTestShape):
+    """The profile's rate over time, as users."""
+
+    def tick(self) -> tuple[int, float] | None:
+        options = self.runner.environment.parsed_options
+        users = users_at(_profile(options), self.get_run_time())
+        return None if users is None else (max(1, round(users / RATE)), 1000.0)
 
 
-@events.test_start.add_listener
-def check_server(environment: Environment, **_: Any) -> None:
-    print(f"loading {environment.host or DEFAULT_HOST}: every reply is checked")
+class Source(User):
+    """Sends requests of the mix at random times, and waits for none."""
+
+    def wait_time(self) -> float:
+        return random.expovariate(RATE)
+
+    def on_start(self) -> None:
+        options = self.environment.parsed_options
+        names = options.doors.split(",")
+        self.doors = [DOORS[name](self.environment.host, options.grpc) for name in names]
+        self.jobs: dict[Job, int] = MIXES[options.mix]
+        self.refusals_are_right = _profile(options).refuses
+        self.open = Group()
+
+    @task
+    def arrive(self) -> None:
+        door = random.choice(self.doors)
+        (job,) = random.choices(list(self.jobs), list(self.jobs.values()))
+        if len(self.open) >= MOST_AT_ONCE:
+            self.report(door.name, job, 0.0, Wrong(f"not sent: {MOST_AT_ONCE} wait for a reply"))
+            return
+        self.open.add(gevent.spawn(self.send, door, job))
+
+    def send(self, door: Any, job: Job) -> None:
+        began, error = time.perf_counter(), None
+        label: str = job
+        try:
+            first = door.run(job)
+            if first is not None:
+                self.report(door.name, f"{job}, first words", 1000 * (first - began), None)
+        except Refused as refusal:
+            if self.refusals_are_right:
+                label = f"{job}, refused"
+            else:
+                error = refusal
+        except Exception as failure:  # whatever a library raises is a reply that did not come
+            error = failure
+        self.report(door.name, label, 1000 * (time.perf_counter() - began), error)
+
+    def report(self, door: str, name: str, ms: float, error: Exception | None) -> None:
+        self.environment.events.request.fire(
+            request_type=door,
+            name=name,
+            response_time=ms,
+            response_length=0,
+            exception=error,
+            context={},
+        )
+
+    def on_stop(self) -> None:
+        self.open.join(LAST_REPLY_SECONDS)
+        for door in self.doors:
+            door.close()
 
 
-class Caller(HttpUser):
-    """One of many callers of a service that holds the sample index."""
-
-    host = DEFAULT_HOST
-    wait_time = between(0.0, 0.05)
-    dims: int | None = None
-
-    @task(10)
-    def embed_one(self) -> None:
-        self.embed([random.choice(QUESTIONS)], "embed 1")
-
-    @task(2)
-    def embed_batch(self) -> None:
-        self.embed(random.sample(TEXTS, 16), "embed 16")
-
-    @task(3)
-    def rerank(self) -> None:
-        texts = random.sample(TEXTS, 8)
-        body = {"query": random.choice(QUESTIONS), "texts": texts}
-        with self.post("/rerank", body, "rerank 8") as reply:
-            ranks = self.read(reply)
-            need(sorted(rank["index"] for rank in ranks) == list(range(8)), "indices", ranks)
-            scores = [rank["score"] for rank in ranks]
-            need(scores == sorted(scores, reverse=True), "scores out of order", scores)
-            need(all(0 <= score <= 1 for score in scores), "scores out of range", scores)
-
-    @task(5)
-    def query(self) -> None:
-        body = {"query": random.choice(QUESTIONS), "top_k": 5}
-        with self.post(f"/v1/indexes/{INDEX}/query", body, "query") as reply:
-            hits = self.read(reply)["results"]
-            need(len(hits) == 5, "passages", len(hits))
-            strangers = {hit["document_id"] for hit in hits} - IDS
-            need(not strangers, "passages that are not in the index", strangers)
-            scores = [hit["score"] for hit in hits]
-            need(scores == sorted(scores, reverse=True), "scores out of order", scores)
-
-    @task(2)
-    def answer(self) -> None:
-        body = {"query": random.choice(QUESTIONS), "index": {"name": INDEX}, "max_tokens": 24}
-        with self.post("/v1/rag/answer", body, "answer") as reply:
-            answer = self.read(reply)
-            cited = [citation["document_id"] for citation in answer["citations"]]
-            need(len(cited) == 5 and set(cited) <= IDS, "citations", cited)
-            block = answer["compression"]
-            need(block["status"] == "applied", "compression status", block["status"])
-            need(block["vectors_out"] < block["tokens_in"], "nothing was compressed", block)
-
-    def embed(self, texts: list[str], name: str) -> None:
-        with self.post("/embed", {"inputs": texts}, name) as reply:
-            vectors = self.read(reply)
-            need(len(vectors) == len(texts), "vectors", len(vectors))
-            for vector in vectors:
-                Caller.dims = Caller.dims or len(vector)
-                need(len(vector) == Caller.dims, "dimensions", len(vector))
-                length = math.sqrt(sum(x * x for x in vector))
-                need(abs(length - 1) < UNIT, "length", length)
-
-    def post(self, path: str, body: dict[str, Any], name: str) -> "Checked":
-        return Checked(self.client.post(path, json=body, name=name, catch_response=True))
-
-    def read(self, reply: ResponseContextManager) -> Any:
-        need(reply.status_code == 200, f"status {reply.status_code}", reply.text)
-        return reply.json()
+@events.quitting.add_listener
+def set_exit_code(environment: Environment, **_: Any) -> None:
+    """Exit with 1 if a bound was broken, and say which."""
+    options = environment.parsed_options
+    broken = judge(_profile(options), environment.stats, MIXES[options.mix])
+    for line in broken:
+        print(f"BROKEN: {line}")
+    environment.process_exit_code = 1 if broken else 0
 
 
-class Checked:
-    """Counts a reply as failed if what is done with it raises."""
-
-    def __init__(self, reply: ResponseContextManager) -> None:
-        self.reply = reply
-
-    def __enter__(self) -> ResponseContextManager:
-        return self.reply.__enter__()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Wrong | ValueError | LookupError | TypeError):
-            self.reply.failure(f"{type(error).__name__}: {error}")
-            self.reply.__exit__(None, None, None)
-            return True
-        return bool(self.reply.__exit__(kind, error, trace))
-
-
-def need(holds: bool, what: str, got: object) -> None:
-    if not holds:
-        raise Wrong(f"{what}: {str(got)[:200]}")
+def _profile(options: Any) -> Profile:
+    return PROFILES[options.load_profile].changed(options.rate, options.seconds, options.p95_ms)

@@ -14,6 +14,7 @@ def _read(name: str) -> list[dict[str, str]]:
 
 QUESTIONS = [line["question"] for line in _read("questions.jsonl")]
 PASSAGES = [line["text"] for line in _read("passages.jsonl")]
+SAMPLE_IDS = {line["id"] for line in _read("passages.jsonl")}
 
 
 def long_passages(count: int) -> list[str]:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from condensery.errors import SettingError
+from condensery.errors import SettingError, shorten
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -94,7 +94,8 @@ def open_tracing(target: SpanTarget, metrics: "Metrics", *, asked: bool) -> "Tra
         asked: Whether the setting asks for it, not the environment of all services alike.
 
     Raises:
-        SettingError: The setting asks for it, and the extra is not installed.
+        SettingError: The setting asks for it, and the extra is not installed; or one of
+            OpenTelemetry's variables can't be read.
     """
     if not _is_installed(target.protocol):
         if asked:
@@ -106,7 +107,13 @@ def open_tracing(target: SpanTarget, metrics: "Metrics", *, asked: bool) -> "Tra
         return None
     from condensery.tracing.spans import Tracing
 
-    return Tracing(target, metrics)
+    try:
+        return Tracing(target, metrics)
+    except (ValueError, OSError) as error:  # what OTEL_* variables say is read there
+        raise SettingError(
+            f"OpenTelemetry does not take what its variables (OTEL_*) say: {shorten(error)}.",
+            field="otlp_endpoint",
+        ) from error
 
 
 def _is_installed(protocol: OtlpProtocol) -> bool:

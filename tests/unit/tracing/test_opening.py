@@ -80,6 +80,14 @@ def test_without_the_extra_the_setting_is_refused_and_the_variables_are_passed_o
     assert open_tracing(target, metrics, asked=False) is None
 
 
+def test_a_variable_that_cannot_be_read_ends_the_start_with_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    with pytest.raises(SettingError, match="soon"):
+        open_tracing(SpanTarget("http://c:4317", "grpc"), Metrics(), asked=True)
+
+
 def test_nothing_of_opentelemetry_is_imported_where_nothing_is_traced() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SERVING], capture_output=True, text=True, check=False
