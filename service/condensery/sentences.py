@@ -54,10 +54,15 @@ def sentence_around(text: str, start: int, end: int) -> Span:
     return _trim(text, first, last)
 
 
-def nearest_sentence(text: str, question: str) -> Span:
-    """Return the span of the sentence that shares most with a question; else the first."""
+def nearest_sentence(text: str, question: str, start: int = 0) -> Span:
+    """Return the span of the sentence that shares most with a question; else the first.
+
+    Args:
+        start: Where the text begins after its headings, which are shown only where they are all.
+    """
     words = words_of(question)
     spans = list(sentences(text)) or [(0, len(text))]
+    spans = [span for span in spans if span[0] >= start] or spans
     return max(spans, key=lambda span: shared_letters(text[slice(*span)], words))
 
 

@@ -80,3 +80,13 @@ def test_the_sentence_that_shares_most_with_the_question_is_the_nearest() -> Non
     )
     assert text[slice(*nearest_sentence(text, "?!"))] == "It is of the sea.", "else the first"
     assert nearest_sentence("", "lake") == (0, 0)
+
+
+def test_a_heading_is_no_sentence_unless_it_stands_alone() -> None:
+    text = "The lake > Which lake is it?\n\nIt is in the Alps. A mill is at the lake."
+    start = text.index("It is")
+    assert text[slice(*nearest_sentence(text, "Which lake is it?", start))] == (
+        "A mill is at the lake."
+    )
+    alone = text[: start - 2]
+    assert nearest_sentence(alone, "mill", len(alone)) == (0, len(alone))

@@ -16,6 +16,7 @@ from condensery.commands.common import (
 )
 from condensery.commands.terminal import paint
 from condensery.documents.records import read_text
+from condensery.documents.sections import skip_heading
 from condensery.errors import InputError
 from condensery.sentences import nearest_sentence, words_of
 from condensery.values import Hit
@@ -95,9 +96,13 @@ def describe_found(found: Found, text: str) -> str:
     """Return a passage's score and id, and below them its sentence nearest to a text."""
     hit = found.hit
     score = hit.score if found.relevance is None else found.relevance
-    start, end = nearest_sentence(hit.text, text)
+    heading = skip_heading(hit.text, hit.metadata)
+    start, end = nearest_sentence(hit.text, text, heading)
     sentence = " ".join(hit.text[start:end].split())
-    before, after = "… " if hit.text[:start].strip() else "", " …" if hit.text[end:].strip() else ""
+    before, after = (
+        "… " if hit.text[heading:start].strip() else "",
+        " …" if hit.text[end:].strip() else "",
+    )
     shown = f"{before}{mark_words(sentence, text)}{after}"
     return f"{paint(f'{score:.3f}  {hit.id}', 'dim')}\n       {shown}"
 

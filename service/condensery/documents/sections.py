@@ -6,7 +6,7 @@ each document of a section begins with them, and has them as metadata.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,15 @@ def make_documents(name: str, sections: Iterable[Section]) -> Iterator[Document]
                 metadata["line"] = piece.line
             id = f"{name}#{take_anchor(anchor, taken)}"
             yield Document(id, prefix + piece.text, metadata)
+
+
+def skip_heading(text: str, metadata: Mapping[str, Any] | None) -> int:
+    """Return where a document's text, or a passage's, begins after the headings above it."""
+    heading = (metadata or {}).get("heading")
+    if not isinstance(heading, Sequence) or isinstance(heading, str):
+        return 0
+    prefix = f"{BETWEEN_HEADINGS.join(map(str, heading))}\n\n"
+    return len(prefix) if text.startswith(prefix) else 0
 
 
 def pack(blocks: Iterable[Block], limit: int) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from condensery.documents.sections import skip_heading
 from condensery.jobs.contexts import Candidate
 from condensery.jobs.selection import SelectedContext
 from condensery.metrics import FallbackReason, Metrics
@@ -57,7 +58,11 @@ def nearest_snippets(question: str, selected: SelectedContext) -> tuple[Snippet,
 
 def _snippet(question: str, candidate: Candidate) -> Snippet:
     text, pointer = candidate.text, candidate.pointer
-    span = sentence_around(text, *pointer) if pointer else nearest_sentence(text, question)
+    if pointer:
+        span = sentence_around(text, *pointer)
+    else:
+        heading = skip_heading(text, candidate.passage.metadata)
+        span = nearest_sentence(text, question, heading)
     start = candidate.passage.start + candidate.span[0]
     return Snippet(
         index=candidate.place,

@@ -51,6 +51,17 @@ def test_of_each_passage_the_sentence_nearest_to_the_query_is_shown(
     assert "\x1b[1mRadium\x1b[0m was \x1b[1mfound\x1b[0m in" in query(capsys)[3]
 
 
+def test_the_headings_above_a_passage_are_not_shown_for_it(
+    found: list[Hit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "Radium > When was radium found?\n\nIn December 1898, by the Curies. It glows."
+    headed = {"heading": ["Radium", "When was radium found?"]}
+    found[:] = [Hit("a#0", "a", text, 0, len(text), headed, score=0.5)]
+    assert query(capsys)[1].strip() == "In December 1898, by the Curies. …"
+    found[:] = [Hit("a#0", "a", text, 0, len(text), {}, score=0.5)]
+    assert query(capsys)[1].strip().startswith("Radium >")
+
+
 def test_a_reranker_orders_more_passages_than_are_shown(
     client: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

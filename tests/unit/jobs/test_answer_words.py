@@ -165,6 +165,15 @@ async def test_the_nearest_sentences_are_shown_where_none_was_found(services):
     assert scores == sorted(scores, reverse=True)
 
 
+async def test_the_headings_above_a_passage_are_not_its_nearest_sentence(services):
+    heading = {"heading": ["Mills", "Which lake?"]}
+    headed = Document("a", "Mills > Which lake?\n\nA mill is at the Bodensee.", heading)
+    whole = await answer_whole(services, none_found(documents=[headed]))
+    (snippet,) = whole.snippets
+    assert snippet.text == "A mill is at the Bodensee."
+    assert headed.text[snippet.start : snippet.end] == snippet.text
+
+
 async def test_the_sentence_that_the_pair_points_at_is_shown(services, registry):
     pair, sentence = registry.pairs["pair"], "It ends in the sea."
     compress = pair.compress

@@ -1,7 +1,10 @@
 import json
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.unit.index.lives import live
 
 from condensery.errors import (
     CondenseryError,
@@ -157,3 +160,33 @@ def test_one_whose_model_does_not_serve_any_more_does_not_stand_in_others_way(
     assert aliases.targets == {"best": "one", "lost": "refused"}
     change(aliases, lost=None)
     assert aliases.targets == {"best": "one"}
+
+
+def swap_for_ever(folder: Path, say: Any, _: Any) -> None:
+    aliases = ModelAliases(folder / "aliases.json")
+    say("ready")
+    for number in range(1_000_000):
+        blue, green = ("one", "two") if number % 2 else ("two", "one")
+        say("begin", blue, green)
+        change(aliases, blue=blue, green=green, docs=f"{blue}@notes?top_k=5")
+        say("done")
+
+
+def test_what_was_acknowledged_survives_kill_9_whole(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    state: dict[str, str] = {}
+    for life in range(8):
+        doubt = state
+        for line in live(
+            swap_for_ever, tmp_path, None, after=draw.randint(1, 20), wait=draw.uniform(0, 0.01)
+        ):
+            verb, *pair = line.split()
+            if verb == "begin":
+                docs = f"{pair[0]}@notes?top_k=5"
+                doubt = {"blue": pair[0], "docs": docs, "green": pair[1]}
+            elif verb == "done":
+                state = doubt
+        found = ModelAliases(tmp_path / "aliases.json").targets
+        assert found in (state, doubt), f"life {life}"
+        state = dict(found)
+    assert state

@@ -14,7 +14,7 @@ from condensery.api.rest.ignored_fields import add_reply_header, report_ignored_
 from condensery.api.rest.schemas.rag import ChatMessage, ConversationRequest, ResponseItem
 from condensery.errors import InputError, shorten
 from condensery.jobs.services import Services
-from condensery.jobs.validation import PASSAGE_SOURCES
+from condensery.jobs.validation import PASSAGE_SOURCES, check_range
 from condensery.question import ANSWER_TOKENS, Question
 
 IGNORED_MESSAGES_HEADER = "x-ignored-messages"
@@ -143,9 +143,14 @@ def without_neutral(
 
 
 def clamp_tokens(name: str, asked: int | None, limit: int) -> tuple[int, dict[str, int]]:
-    """Return how long an answer may be, in tokens; and, where more was asked for, the limit."""
+    """Return how long an answer may be, in tokens; and, where more was asked for, the limit.
+
+    Raises:
+        InputError: It would have none.
+    """
     if asked is None:
         return ANSWER_TOKENS, {}
+    check_range(min(asked, limit), name, 1, limit)
     return (asked, {}) if asked <= limit else (limit, {name: limit})
 
 

@@ -169,6 +169,7 @@ async def test_what_is_wrong_has_a_status_streamed_or_not(client, stream):
         ({**CHAT, "index": "kb"}, 400, "input_error", "documents"),
         ({**CHAT, "n": 2}, 400, "input_error", "n"),
         ({**CHAT, "max_tokens": 0}, 400, "input_error", "max_tokens"),
+        ({**CHAT, "max_completion_tokens": -1}, 400, "input_error", "max_completion_tokens"),
         (
             {**CHAT, "messages": [{"role": "user", "content": "a" * 5000}]},
             *(400, "input_error", "messages[0].content"),

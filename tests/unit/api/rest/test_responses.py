@@ -141,7 +141,7 @@ async def test_what_asks_for_what_happens_anyway_is_not_listed(client):
         ),
         ({"input": "a" * 5000}, "input"),
         ({"documents": None}, "documents"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
 async def test_what_cannot_be_had_is_refused_by_name(client, more, field, stream):
