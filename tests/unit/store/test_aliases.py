@@ -162,13 +162,14 @@ def test_one_whose_model_does_not_serve_any_more_does_not_stand_in_others_way(
     assert aliases.targets == {"best": "one"}
 
 
-def swap_for_ever(folder: Path, say: Any, _: Any) -> None:
+def swap_for_ever(folder: Path, say: Any, life: int) -> None:
     aliases = ModelAliases(folder / "aliases.json")
     say("ready")
     for number in range(1_000_000):
         blue, green = ("one", "two") if number % 2 else ("two", "one")
-        say("begin", blue, green)
-        change(aliases, blue=blue, green=green, docs=f"{blue}@notes?top_k=5")
+        docs = f"{blue}@notes-{life}-{number}"
+        say("begin", blue, green, docs)
+        change(aliases, blue=blue, green=green, docs=docs)
         say("done")
 
 
@@ -178,12 +179,11 @@ def test_what_was_acknowledged_survives_kill_9_whole(tmp_path: Path) -> None:
     for life in range(8):
         doubt = state
         for line in live(
-            swap_for_ever, tmp_path, None, after=draw.randint(1, 20), wait=draw.uniform(0, 0.01)
+            swap_for_ever, tmp_path, life, after=draw.randint(1, 20), wait=draw.uniform(0, 0.01)
         ):
-            verb, *pair = line.split()
+            verb, *targets = line.split()
             if verb == "begin":
-                docs = f"{pair[0]}@notes?top_k=5"
-                doubt = {"blue": pair[0], "docs": docs, "green": pair[1]}
+                doubt = dict(zip(("blue", "green", "docs"), targets, strict=True))
             elif verb == "done":
                 state = doubt
         found = ModelAliases(tmp_path / "aliases.json").targets

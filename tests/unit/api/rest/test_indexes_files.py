@@ -5,16 +5,24 @@ import gzip
 import io
 import json
 import os
+import random
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.unit.conftest import StandInEncoder, StandInRegistry, info
+from tests.unit.index.lives import live
 
 from condensery.api.rest import forms
+from condensery.api.rest.app import build_app
 from condensery.documents import files
 from condensery.documents.files import name_upload
 from condensery.errors import Overloaded, StorageFull
+from condensery.index.store import IndexStore
 from condensery.jobs.files import Spool
+from condensery.jobs.services import Services
+from condensery.metrics import Metrics
 
 FILES = "/v1/indexes/kb/files"
 DISPOSITION = b'content-disposition: form-data; name="files"; filename="a.txt"\r\n\r\n'
@@ -246,6 +254,26 @@ async def test_a_request_over_its_limit_is_refused_as_announced_and_as_it_grows(
     assert await stored(client) == {}
 
 
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_client_that_sends_far_too_much_reads_why(server, services, announced):
+    object.__setattr__(services.limits, "max_upload_bytes", 2**20)
+    size = 40 * 2**20  # more than is read before the reply
+
+    async def body():
+        yield b"--x\r\n" + DISPOSITION
+        for _ in range(size // 2**20):
+            yield bytes(2**20)
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    if announced:
+        headers["content-length"] = str(size + len(b"--x\r\n" + DISPOSITION))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server}", timeout=60) as client:
+        await client.put("/v1/indexes/kb")
+        reply = await client.post(FILES, content=body(), headers=headers)
+        assert reply.status_code == 413
+        assert "(max_upload_bytes)" in reply.json()["error"]["message"]
+
+
 async def test_a_file_over_the_limit_of_those_read_whole_is_listed(client, kb, monkeypatch):
     monkeypatch.setattr(files, "MAX_FILE_BYTES", 50)
     added = await kb(("long.md", b"x" * 51), ("a.md", GUIDE), ("long.csv", b"text\n" + b"x\n" * 60))
@@ -346,3 +374,55 @@ async def test_thousands_of_small_files_are_one_request(client, kb):
 async def test_an_index_that_is_not_there_is_not_found_before_a_byte_is_read(line):
     asked = await line(FILES, [b"x"] * 3, headers={"content-type": "multipart/form-data"}).run()
     assert (asked.status, asked.received) == (404, 0)
+
+
+def sections(version: int) -> bytes:
+    """A file of one to five sections, by its version."""
+    parts = (f"# Part {n}\n\nIt is as of {version}.\n" for n in range(1 + version % 5))
+    return "\n".join(parts).encode()
+
+
+def ids_of(version: int) -> set[str]:
+    return {f"guide/{name}.md#part-{n}" for name in "ab" for n in range(1 + version % 5)}
+
+
+async def upload_versions(data_dir: Path, say: Any, before: int, last: int) -> dict[str, int]:
+    """Upload two files, version after version; returns the version that each document is of."""
+    registry = StandInRegistry({"words": StandInEncoder(info("words", "encoder"))}, {})
+    metrics = Metrics()
+    with IndexStore(data_dir, metrics=metrics) as indexes:
+        services = Services(registry=registry, indexes=indexes, metrics=metrics)
+        services.health.start()
+        transport = httpx.ASGITransport(app=build_app(services))
+        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+            (await client.put("/v1/indexes/kb")).raise_for_status()
+            found = await stored(client)
+            for version in range(before + 1, last + 1):
+                say("begin")
+                files = [("files", (f"guide/{name}.md", sections(version))) for name in "ab"]
+                reply = await client.post(FILES, files=files)
+                assert [file["reason"] for file in reply.json()["files"]] == [None, None]
+                say("done", version)
+                found = await stored(client)
+    return {id: int(document["text"].split()[-1][:-1]) for id, document in found.items()}
+
+
+def upload_for_ever(data_dir: Path, say: Any, before: int) -> None:
+    asyncio.run(upload_versions(data_dir, say, before, 1_000_000))
+
+
+def test_files_that_were_acknowledged_survive_kill_9(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    version = 0
+    for life in range(5):
+        after, wait = draw.randint(1, 8), draw.uniform(0, 0.02)
+        for line in live(upload_for_ever, tmp_path, version, after=after, wait=wait):
+            version = int(line.split()[1]) if line.startswith("done") else version
+        found = asyncio.run(upload_versions(tmp_path, print, version, version))
+        assert {*found.values()} <= {version, version + 1}, f"life {life}: {version}, {found}"
+        assert ids_of(version) & ids_of(version + 1) <= {*found}, f"life {life}"
+        version += 1  # the same again makes whole what was cut short
+        found = asyncio.run(upload_versions(tmp_path, print, version - 1, version))
+        assert found == dict.fromkeys(ids_of(version), version), f"life {life}"
+    left = {path.name for path in tmp_path.iterdir()} - {"indexes", "lock"}
+    assert not {name for name in left if name.startswith("tmp")}
