@@ -17,7 +17,24 @@ from condensery.values import Document
 
 INDEX = "smoke"
 QUESTION = "How many traits did Mendel study?"
-PASSAGES = ["Mendel studied seven traits.", "Vasa sank in 1628.", "The Rhine is a long river."]
+PASSAGES = [
+    (
+        "Gregor Mendel crossed pea plants in the garden of his abbey in Brno for eight years, "
+        "and counted what came of it. He studied seven traits, each of which has two forms: "
+        "the shape and the colour of the seeds, the colour of the flowers, the shape and the "
+        "colour of the pods, where the flowers sit, and how tall the plants grow."
+    ),
+    (
+        "The warship Vasa left the quay of Stockholm in August 1628 and sank after little "
+        "more than a kilometre, when a gust of wind laid her on her side and water came in "
+        "through the open gun ports. She was raised in 1961, and stands in a museum today."
+    ),
+    (
+        "The Rhine begins in the Alps of Switzerland, passes through Lake Constance, falls at "
+        "Schaffhausen, turns north at Basel and reaches the North Sea in the Netherlands "
+        "after more than twelve hundred kilometres."
+    ),
+]
 
 
 def prepare(client: Client) -> None:
