@@ -1,7 +1,7 @@
 // An answer as it is shown: words, passages with the citation marked, compression, times; and two of them side by side.
 import { ask, nameInPath } from "./api.js";
 import { waterfall } from "./charts.js";
-import { count, facts, failure, flops, h, millis, score, tag } from "./dom.js";
+import { count, facts, failure, flops, h, millis, put, score, tag } from "./dom.js";
 
 const FINISH = { stop: ["complete", "good"], length: ["cut at its most tokens", "warn"], timeout: ["cut at its time", "warn"], not_found: ["not found", "warn"] };
 const STATUS = { applied: ["compressed", "accent"], partial: ["compressed in part", "warn"], fallback: ["read as text: compression failed", "bad"], off: ["read as plain text", ""] };
@@ -16,17 +16,17 @@ export function answerView(request) {
     root,
     take(event, data) {
       if (event === "search_results") {
-        passages.replaceChildren(passageCards(data.data.citations, data.data.compression, request));
-        cost.replaceChildren(costCard(data.data.compression));
+        put(passages, passageCards(data.data.citations, data.data.compression, request));
+        put(cost, costCard(data.data.compression));
       }
       if (event === "message") words.append(data.delta.content.map((part) => part.payload.value).join(""));
       if (event === "final_answer") {
         words.classList.remove("waiting");
         words.textContent = data.generated_answer;
-        tags.replaceChildren(...answerTags(data));
-        passages.replaceChildren(snippetCard(data.snippets), passageCards(data.citations, data.compression, request));
-        cost.replaceChildren(costCard(data.compression, data.usage));
-        times.replaceChildren(timesCard(data.timings));
+        put(tags, ...answerTags(data));
+        put(passages, snippetCard(data.snippets), passageCards(data.citations, data.compression, request));
+        put(cost, costCard(data.compression, data.usage));
+        put(times, timesCard(data.timings));
       }
     },
   };
@@ -122,11 +122,11 @@ function foundList(request, read) {
     const { name, top_k, mode } = request.index;
     try {
       const { results } = await ask("POST", `/v1/indexes/${nameInPath(name)}/query`, { query: request.query, top_k, ...(mode ? { mode } : {}) });
-      list.replaceChildren(...results.map((hit, i) => h("div", { class: "passage brief" },
+      put(list, ...results.map((hit, i) => h("div", { class: "passage brief" },
         h("div", { class: "row spread" }, h("h3", { class: "mono" }, `${i + 1}. ${hit.id}`), h("span", { class: "row" }, tag(`search ${hit.score.toFixed(3)}`), read.has(hit.id) ? tag("read", "accent") : null)),
         h("p", { class: "text" }, hit.text.length > 220 ? `${hit.text.slice(0, 220)}…` : hit.text))));
     } catch (error) {
-      list.replaceChildren(failure(error, load));
+      put(list, failure(error, load));
     }
   }
   details.addEventListener("toggle", () => { if (details.open && !list.children.length) load(); });

@@ -44,8 +44,8 @@ export class ApiError extends Error {
   }
 }
 
-export async function readError(response) {
-  const text = await response.text();
+/** The error of a reply, by its status and body. */
+function readError(status, text, requestId) {
   let detail = text, code = "";
   try {
     const body = JSON.parse(text);
@@ -53,9 +53,9 @@ export async function readError(response) {
     detail = inner ? inner.message : body.error || body.message || text;
     code = inner?.code || "";
   } catch { /* no JSON: a proxy's page, perhaps */
-    detail = detail.trimStart().startsWith("<") ? "Something between this page and the server replied, not the server." : detail;
+    if (detail.trimStart().startsWith("<")) detail = "Something between this page and the server replied, not the server.";
   }
-  return explain(response.status, code, detail, response.headers.get("x-request-id") || "");
+  return explain(status, code, detail, requestId || "");
 }
 
 /** The error of a status, with what the server says of it. */
@@ -82,7 +82,7 @@ async function send(method, path, body, { signal, accept, raw } = {}) {
     throw lost();
   }
   events.dispatchEvent(new Event("answered"));
-  if (!response.ok) throw await readError(response);
+  if (!response.ok) throw readError(response.status, await response.text(), response.headers.get("x-request-id"));
   return response;
 }
 
@@ -151,6 +151,31 @@ function readEvent(text) {
     if (line.startsWith("data")) event.data += value;
   }
   return event;
+}
+
+/** Send a form, and tell how much of it is sent: `progress(share)`, of 0 to 1. fetch can't tell. */
+export function sendForm(path, form, progress, signal) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", path);
+    if (key.get()) request.setRequestHeader("authorization", `Bearer ${key.get()}`);
+    request.upload.onprogress = (event) => progress(event.total ? event.loaded / event.total : 0);
+    request.onerror = () => reject(lost());
+    request.onabort = () => reject(new DOMException("stopped", "AbortError"));
+    request.onload = () => {
+      const text = request.responseText;
+      if (request.status !== 200) reject(readError(request.status, text, request.getResponseHeader("x-request-id")));
+      else {
+        try {
+          resolve(JSON.parse(text));
+        } catch {
+          reject(lost());
+        }
+      }
+    };
+    signal.addEventListener("abort", () => request.abort());
+    request.send(form);
+  });
 }
 
 export const nameInPath = (name) => encodeURIComponent(name);

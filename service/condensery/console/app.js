@@ -3,11 +3,14 @@
 import { ask, events, key } from "./api.js";
 import { askPage } from "./ask.js";
 import { h } from "./dom.js";
+import { indexesPage } from "./indexes.js";
 import { livePage } from "./live.js";
+import { modelsPage } from "./models.js";
+import { embedPage } from "./vectors.js";
 
 const PROBE_SECONDS = 15;
 
-const PAGES = { "": askPage, live: livePage };
+const PAGES = { "": askPage, embed: embedPage, indexes: indexesPage, models: modelsPage, live: livePage };
 
 const main = document.getElementById("main");
 const made = new Map();

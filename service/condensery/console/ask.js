@@ -1,7 +1,7 @@
 // Ask: a question of an index or of pasted documents, streamed; compressed beside plain in one click.
 import { ask, askStream, events, explain } from "./api.js";
 import { answerView, compareView } from "./answer.js";
-import { failure, field, h, select, setOptions } from "./dom.js";
+import { failure, field, h, put, select, setOptions } from "./dom.js";
 
 const EXAMPLE = "How many traits did Mendel study?";
 
@@ -86,13 +86,13 @@ export function askPage(root) {
 
   async function stream(body, signal) {
     const view = answerView(body);
-    result.replaceChildren(view.root);
+    put(result, view.root);
     for await (const { event, data } of askStream("/v1/rag/answer", { ...body, stream: true }, { signal })) view.take(event, data);
   }
 
   async function both(body, signal) {
-    result.replaceChildren(h("div", { class: "card" }, h("p", { class: "answer waiting" }), h("p", { class: "muted" }, "Answering twice: from vectors, then from the same passages' text.")));
-    result.replaceChildren(...compareView(await ask("POST", "/v1/rag/compare", body, { signal }), body));
+    put(result, h("div", { class: "card" }, h("p", { class: "answer waiting" }), h("p", { class: "muted" }, "Answering twice: from vectors, then from the same passages' text.")));
+    put(result, ...compareView(await ask("POST", "/v1/rag/compare", body, { signal }), body));
   }
 
   async function refresh() {

@@ -15,6 +15,12 @@ function fill(element, attributes, children) {
 export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+/** Put children in the place of what an element holds; null ones are left out. */
+export function put(element, ...children) {
+  element.replaceChildren();
+  fill(element, null, children);
+}
+
 let made = 0;
 /** A control with its label; `hint` says what it is in a line. */
 export function field(label, control, hint) {

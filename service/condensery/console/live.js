@@ -1,7 +1,7 @@
 // Live: the last 15 minutes from /metrics, read every few seconds and kept in this tab; no Prometheus needed.
 import { askText } from "./api.js";
 import { lineChart } from "./charts.js";
-import { bytes, count, facts, failure, flops, h, millis, short, table, tag } from "./dom.js";
+import { bytes, count, facts, failure, flops, h, millis, put, short, table, tag } from "./dom.js";
 import { quantile, readSample } from "./prometheus.js";
 
 const STEP_SECONDS = 5;
@@ -30,7 +30,7 @@ export function livePage(root) {
       trouble.replaceChildren();
     } catch (error) {
       if (samples.length && !samples.at(-1).gap) samples.push({ time: Date.now() / 1000, gap: true });
-      trouble.replaceChildren(failure(error, read));
+      put(trouble, failure(error, read));
       if (error.status === 401) pause();
     } finally {
       reading = false;
@@ -40,9 +40,9 @@ export function livePage(root) {
   function draw() {
     const last = samples.findLast((sample) => !sample.gap);
     if (root.hidden || !last) return;
-    now.replaceChildren(nowCard(last, samples));
-    charts.replaceChildren(...chartsOf(samples));
-    below.replaceChildren(...tablesOf(last, samples));
+    put(now, nowCard(last, samples));
+    put(charts, ...chartsOf(samples));
+    put(below, ...tablesOf(last, samples));
   }
   function pause() {
     clearInterval(timer);

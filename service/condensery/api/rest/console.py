@@ -29,7 +29,7 @@ MEDIA_TYPES = {
 }
 FRAME = "index.html"
 # Pages with addresses of their own, below /console: the script in the frame shows them.
-PAGES = ("live",)
+PAGES = ("embed", "indexes", "models", "live")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def text_of(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", ["/", "/console", "/console/", "/console/live/a/b"])
+@pytest.mark.parametrize("path", ["/", "/console", "/console/", "/console/models/a/b"])
 async def test_a_browser_gets_the_console(client, path):
     reply = await client.get(path)
     assert reply.status_code == 200
