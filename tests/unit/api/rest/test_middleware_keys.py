@@ -31,6 +31,7 @@ WRITES = {
     ("PUT", "/v1/indexes/{name}"),
     ("DELETE", "/v1/indexes/{name}"),
     ("POST", "/v1/indexes/{name}/documents"),
+    ("POST", "/v1/indexes/{name}/files"),
     ("POST", "/v1/indexes/{name}/documents/delete"),
     ("POST", "/v1/indexes/aliases"),
     ("POST", "/v1/indexes/{name}/snapshots"),
