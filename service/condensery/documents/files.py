@@ -90,7 +90,7 @@ class Reading:
         try:
             known = codecs.lookup(self.encoding).name
             "".encode(known)  # base64 and its like are no encodings of text
-        except LookupError as error:
+        except (LookupError, ValueError) as error:  # the second of what no name can hold
             raise InputError.at(
                 "encoding", f"{shorten(self.encoding)} is no encoding of text", self.encoding
             ) from error
@@ -169,7 +169,7 @@ def kind_of(path: str, reading: Reading) -> FileKind:
         return reading.kind
     kind = SUFFIXES.get(suffix_of(path).removesuffix(PACKED) or PACKED)
     if kind is None or (is_packed(path) and kind not in BY_LINE):
-        what = suffix_of(path) or "files without a suffix"
+        what = escape_name(suffix_of(path)) or "files without a suffix"
         raise UnknownKind(f"{what} is no kind that is read ({', '.join(SUFFIXES)})")
     return kind
 
@@ -273,7 +273,7 @@ def decode(content: bytes, source: str, encoding: str) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{source}, line {line}: not {marked.upper()} at byte {error.start};"
-            " --encoding names another, such as latin-1"
+            " `encoding` names another, such as latin-1"
         ) from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1

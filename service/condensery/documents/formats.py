@@ -80,7 +80,7 @@ def _make_utf8(content: bytes, source: str, encoding: str) -> tuple[bytes, str |
         if _DECLARED.search(content[:DECLARED_BYTES]):
             return content, None
         raise InputError(
-            f"{source}: not UTF-8, and it does not say what it is; --encoding names it"
+            f"{source}: not UTF-8, and it does not say what it is; `encoding` names it"
         ) from error
     return content, "utf-8"
 

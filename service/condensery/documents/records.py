@@ -293,7 +293,7 @@ def _choose_columns(
         if name not in names:
             raise line.fail(
                 f"there is no column {name!r} among {', '.join(map(repr, names[:20]))};"
-                " --text-column and --id-column name them"
+                " `text_column` and `id_column` name them"
             )
     return columns.id or next((name for name in ("id", "_id") if name in names), None), text
 

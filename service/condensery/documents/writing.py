@@ -339,7 +339,7 @@ class FileWriter:
     def results(self, index: str) -> AddedFiles:
         """Return what was done."""
         files = (
-            AddedFile(tally.name, tally.documents, tally.unchanged, tally.reason)
+            AddedFile(tally.name, tally.documents, tally.unchanged, _make_utf8(tally.reason))
             for tally in self._tallies
         )
         return AddedFiles(
@@ -349,6 +349,11 @@ class FileWriter:
     def _refuse(self, tally: Tally, reason: str) -> None:
         self.problems.append(Problem(tally.source, reason))
         tally.reason = tally.reason or reason
+
+
+def _make_utf8(reason: str | None) -> str | None:
+    """Return a reason as JSON can hold it: it may quote what is no Unicode."""
+    return reason and reason.encode("utf-8", "backslashreplace").decode()
 
 
 def explain(error: Exception, source: str) -> str:

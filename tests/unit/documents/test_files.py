@@ -87,7 +87,7 @@ def test_a_file_that_is_too_long_to_be_read_whole_is_not() -> None:
 
 
 def test_encodings_that_are_none_of_text_are_refused() -> None:
-    for name in ("base64", "utf-9", "rot13"):
+    for name in ("base64", "utf-9", "rot13", "a\0", "\udcff"):
         with pytest.raises(InputError, match="no encoding of text"):
             Reading(encoding=name)
     with pytest.raises(InputError, match="line by line"):

@@ -151,7 +151,7 @@ class _FormReader:
         _, options = parse_options_header(self._disposition)
         if b"name" not in options:
             raise InputError.at("body", "a part of the form has no name.")
-        self._field = _decode(options[b"name"])
+        self._field = options[b"name"].decode("utf-8", "backslashreplace")  # for messages
         self._text = None
         if b"filename" not in options:
             if len(self.texts) >= MAX_FIELDS:
@@ -182,13 +182,16 @@ class _FormReader:
             size = self._taken + len(self.pending) - self._start
             self.files.append(FormFile(self._field, self._name, self._start, size))
         else:
-            self.texts.append((self._field, _decode(bytes(self._text))))
+            try:
+                self.texts.append((self._field, self._text.decode()))
+            except UnicodeDecodeError as error:
+                raise InputError.at(self._field, "its text is not UTF-8.") from error
 
     def _on_end(self) -> None:
         self.complete = True
 
 
 def _decode(text: bytes) -> str:
-    """Return a text as it was before it was written into a form; what is no UTF-8 stays known."""
+    """Return a filename as it was before it was quoted; what is no UTF-8 stays known."""
     decoded = text.decode("utf-8", "surrogateescape")
     return re.sub("%0A|%0D|%22", lambda match: _ESCAPES[match[0]], decoded)

@@ -6,11 +6,13 @@ import io
 import json
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.fuzz.rest_mutations import Asked, cut, flip, snippet
 from tests.unit.conftest import StandInEncoder, StandInRegistry, info
 from tests.unit.index.lives import live
 
@@ -47,13 +49,10 @@ def open_files() -> set[str]:
     return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names of what may be gone already
 
 
-def form_of(*files: tuple[str, bytes]) -> bytes:
-    return httpx.Request(
-        "POST",
-        "http://a",
-        files=[("files", file) for file in files],
-        headers={"content-type": "multipart/form-data; boundary=x"},
-    ).read()
+def form_of(*files: tuple[str, bytes], **fields: str) -> bytes:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    parts = [("files", file) for file in files]
+    return httpx.Request("POST", "http://a", files=parts, data=fields, headers=headers).read()
 
 
 async def stored(client) -> dict[str, Any]:
@@ -364,6 +363,32 @@ async def test_what_no_request_could_hold_is_refused_document_by_document(client
     assert added["files"][0]["documents"] == 1
     assert "surrogate" in added["files"][0]["reason"]
     assert set(await stored(client)) == {"good"}
+
+
+async def test_a_form_that_is_meddled_with_gets_a_reply_and_breaks_nothing(client, kb):
+    fields = {"prefix": "p", "encoding": "utf-8", "again": "true"}
+    good = form_of(
+        ("a.md", GUIDE),
+        ("t.csv", b"id,text\na,b\n"),
+        ("l.jsonl", b'{"id": "x", "text": "y", "n": [1, {"a": 2}]}\n'),
+        ("h.html", b"<h1>A</h1><p>b"),
+        **fields,
+    )
+    dice = random.Random(5)
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    statuses = Counter()
+    for _ in range(400):
+        asked = Asked("POST", FILES.encode(), FILES, good)
+        for _ in range(dice.choice((1, 1, 2, 3))):
+            asked = dice.choice((snippet, snippet, cut, flip, flip, flip))(asked, dice)
+        reply = await client.post(FILES, content=asked.body, headers=headers)
+        statuses[reply.status_code] += 1
+        assert reply.status_code in (200, 400), (asked.body, reply.text)
+    assert statuses[200] > 50 < statuses[400]
+    for wrong in ((b"files", b"\xe6iles"), (b"utf-8", b"utf\xff8"), (b"again", b"ag\xe6in")):
+        reply = await client.post(FILES, content=good.replace(*wrong), headers=headers)
+        assert reply.status_code == 400, reply.text
+    assert await stored(client)
 
 
 async def test_thousands_of_small_files_are_one_request(client, kb):
