@@ -272,7 +272,10 @@ class Tree:
             read.add(name)
             text = self._read(name)
             for node in ast.walk(ast.parse(text, name)):
-                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                # `add` where a parser's `add_argument` has the short name.
+                called = node.func if isinstance(node, ast.Call) else None
+                by = getattr(called, "attr", getattr(called, "id", ""))
+                if isinstance(node, ast.Call) and by in ("add_argument", "add"):
                     spellings = {
                         str(argument.value)
                         for argument in node.args
