@@ -71,7 +71,7 @@ async def test_the_refusal_has_the_paths_body_and_the_callers_id(server, brief, 
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
         b"hello\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /\r\n\r\n" * 3,
+        b"GET /nothing\r\n\r\n" * 3,
         b"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n",
         b"POST /embed HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc",
         b"GET /livez HTTP/1.1\r\nbad header\r\n\r\n",
