@@ -469,7 +469,7 @@ class Server:
         if reachable:
             say(
                 f"warning: gRPC does not bound its connections; if strangers reach port "
-                f"{self._grpc.port}, bound them before it, as docs/operating.md shows (Connections)"
+                f"{self._grpc.port}, bound them before it, as docs/settings.md shows (Connections)"
             )
         return url
 

@@ -63,7 +63,7 @@ def _group(title: str, **options: Any) -> Any:
     """Return what makes the fields of a group.
 
     Args:
-        title: Under which --help, `condensery settings` and docs/operating.md list them.
+        title: Under which --help, `condensery settings` and docs/settings.md list them.
     """
 
     def field(default: Any = None, *, allowed: str | None = None, **own: Any) -> Any:
