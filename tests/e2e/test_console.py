@@ -355,8 +355,8 @@ def test_models_are_verified_named_unloaded_and_loaded_again(tabs):
     page.get_by_role("button", name="Remove the alias best").wait_for(state="detached")
     page.get_by_role("button", name="Unload minilm-l6-shrp").click()
     # Exactly: "Unload ..." holds these words too.
-    page.get_by_role("button", name="Load minilm-l6-shrp 2", exact=True).click()
-    page.get_by_text("minilm-l6-shrp 2 serves, loaded in").wait_for()
+    page.get_by_role("button", name="Load minilm-l6-shrp 3", exact=True).click()
+    page.get_by_text("minilm-l6-shrp 3 serves, loaded in").wait_for()
     page.get_by_role("link", name="oscar-mini").click()
     page.locator("article table").first.wait_for()
     page.wait_for_function("document.querySelector('article img')?.naturalWidth > 100")

@@ -52,7 +52,7 @@ from condensery.runtime.device import choose_device, choose_dtype, prepare_proce
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, shipped_store
 
-PART = "embeddings"  # of a stored model's report
+PART = "judged"  # of a stored model's report
 REPORT, PAGE, QUALITY, SETS = "report.json", "report.md", "quality.png", "sets.png"
 TIMED, ROUNDS = 256, 5  # texts that are timed, and how often
 HELP: Mapping[Kind, str] = {
