@@ -356,6 +356,14 @@ def add_sets(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="auto")
 
 
+def prepare(args: argparse.Namespace, every: int) -> TrainingSetup:
+    """Set threads and the allocator as the flags say; returns where and in what to compute."""
+    torch.set_num_threads(args.threads)
+    tune_allocator()
+    device = choose_device(args.device)
+    return TrainingSetup(device, choose_dtype(device, args.dtype), every=every)
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
@@ -384,10 +392,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    device = choose_device(args.device)
-    setup = TrainingSetup(device, choose_dtype(device, args.dtype), every=1_000_000)
+    setup = prepare(args, every=1_000_000)
     paths = [args.data / name for name in args.texts]
     texts, held = hold_out(read_texts(paths, most=args.most_texts, without=WITHOUT), HELD, seed=0)
     views = read_texts(paths, sentences=True, most=args.most_texts, without=WITHOUT)

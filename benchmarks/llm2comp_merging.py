@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from llm2comp import HELD, TEXTS, WITHOUT, add_sets, read_trials
+from llm2comp import HELD, TEXTS, WITHOUT, add_sets, prepare, read_trials
 from numpy.typing import NDArray
 from recording import Recording
 from result_table import ResultTable
@@ -30,11 +30,9 @@ from condensery.methods.llm2comp.recipe import NetworkShape
 from condensery.methods.llm2comp.train_command import open_source
 from condensery.methods.llm2comp.weights import load_stage
 from condensery.methods.trainer.batching import in_batches
-from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.reports import table
 from condensery.methods.trainer.texts import read_texts
 from condensery.networks.llm2comp import effective_tokens
-from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 
 ALL = 1.0
 Vectors = NDArray[np.float32]
@@ -111,10 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    device = choose_device(args.device)
-    setup = TrainingSetup(device, choose_dtype(device, args.dtype), every=1)
+    setup = prepare(args, every=1)
     paths = [args.data / name for name in TEXTS]
     _, held = hold_out(read_texts(paths, most=args.most_texts, without=WITHOUT), HELD, seed=0)
     base, trials = open_source(args.model, args.store), read_trials(args)
