@@ -1,14 +1,13 @@
 """The technical question set: that it holds of what is installed; nothing may learn from it."""
 
-import importlib.util
 import json
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "benchmarks" / "technical"
@@ -16,13 +15,7 @@ FOLDER = ROOT / "benchmarks" / "technical"
 
 @pytest.fixture(scope="module")
 def collection() -> Any:
-    spec = importlib.util.spec_from_file_location("technical", FOLDER / "collection.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / "collection.py", "technical")
 
 
 @pytest.fixture(scope="module")

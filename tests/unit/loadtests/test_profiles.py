@@ -1,25 +1,18 @@
 """How a load's rate goes over time, and which bounds it is held to."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 PATH = Path(__file__).resolve().parents[3] / "loadtests" / "profiles.py"
 
 
 @pytest.fixture(scope="module")
 def profiles() -> Any:
-    spec = importlib.util.spec_from_file_location("profiles", PATH)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return load_script(PATH, "profiles")
 
 
 def stats(*entries: tuple[str, int, float], errors: int = 0) -> Any:
