@@ -573,11 +573,18 @@ class Comparison:
     agreement: Agreement
     speedup: float
     """Plain's time over compressed's, retrieval and waiting left out."""
+    generator_speedup: float = 1.0
+    """The same of the generator alone: the compressor's time, too, is left out."""
     flops_saved: int = field(init=False, default=0)
     """FLOPs of reading the passages plain, less those of the compressed way."""
+    pays: bool = field(init=False, default=False)
+    """Whether the compressed way took less time."""
+    why: str = ""
+    """In words: where the time went and, where compression does not pay, what it would take."""
 
     def __post_init__(self) -> None:
-        set_derived(self, flops_saved=self.compressed.compression.flops_saved)
+        saved = self.compressed.compression.flops_saved
+        set_derived(self, flops_saved=saved, pays=self.speedup > 1)
 
     @property
     def exact(self) -> bool:

@@ -234,6 +234,7 @@ class StandInOscarModel:
 
     Attributes:
         fails_after: Tokens after which generation breaks.
+        generator_share: What its generator costs a token, over its compressor.
         closed: Answers that have ended, or were left.
         faults: What compressing a passage gives instead, by its text.
         breaks: What compressing raises.
@@ -250,6 +251,7 @@ class StandInOscarModel:
 
     info: ModelInfo
     fails_after: int | None = None
+    generator_share: float = 1.5
     closed: int = 0
     traits: PairTraits = TRAITS
     faults: dict[str, CondenseryError] = field(default_factory=dict)

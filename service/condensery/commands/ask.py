@@ -285,7 +285,12 @@ def print_comparison(comparison: Comparison) -> None:
     if agreement.cosine is not None:
         measures += f", cosine {agreement.cosine:.2f}"
     print(f"agreement: {'the same answer, ' if agreement.exact else ''}{measures}")
-    print(f"speedup: {comparison.speedup:.2f} (plain's time over compressed's)")
+    print(
+        f"speedup: {comparison.speedup:.2f} (plain's time over compressed's), of the generator"
+        f" alone {comparison.generator_speedup:.2f}"
+    )
+    if comparison.why:
+        print(comparison.why)
     print(describe_flops(compressed.compression))
 
 

@@ -41,6 +41,10 @@ METHOD_MODULES = {
         "condensery.methods.distil.oscar",
         "find passages, and have labels and scores made",
     ),
+    ("distil", "documentation"): (
+        "condensery.methods.distil.documentation",
+        "make questions about packages' docstrings",
+    ),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
     ("eval", "rag"): ("condensery.commands.rag", "judge a running service's answers"),
     ("eval", "rerank"): (

@@ -142,7 +142,8 @@ export function compareView(comparison, request) {
   return [
     h("section", { class: "card" }, h("h2", {}, "Compressed beside plain"),
       facts([["the same answer", agreement.exact ? "yes" : "no"], ["words in common (F1)", percent(agreement.f1)], ["likeness of meaning (cosine)", agreement.cosine === null ? "–" : agreement.cosine.toFixed(2)],
-        ["plain ÷ compressed time", `${comparison.speedup.toFixed(2)} ×`], [comparison.flops_saved < 0 ? "compression took more" : "compression saved", flops(Math.abs(comparison.flops_saved))]]),
+        ["plain ÷ compressed time", `${comparison.speedup.toFixed(2)} ×`], ["of the generator alone", `${comparison.generator_speedup.toFixed(2)} ×`], [comparison.flops_saved < 0 ? "compression took more" : "compression saved", flops(Math.abs(comparison.flops_saved))]]),
+      h("p", {}, h("strong", {}, comparison.pays ? "Compression pays here. " : "Compression does not pay here. "), comparison.why),
       h("p", { class: "hint" }, "The same question and passages, answered one after the other: from memory vectors, and from the passages' own text.")),
     h("div", { class: "halves" }, side("From vectors", compressed), side("From plain text", plain)),
   ];

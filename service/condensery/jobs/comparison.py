@@ -6,6 +6,7 @@ import numpy as np
 
 from condensery.errors import InputError, ModelNotFound
 from condensery.jobs.answer import collect_answer, stream_answer
+from condensery.jobs.interfaces import OscarModel
 from condensery.jobs.retrieval import (
     apply_model_index,
     find_model_and_context,
@@ -13,7 +14,14 @@ from condensery.jobs.retrieval import (
 )
 from condensery.jobs.selection import select_context, select_plain_text
 from condensery.jobs.services import Services
-from condensery.question import Agreement, Comparison, Question, exact_match, f1_score
+from condensery.question import (
+    Agreement,
+    Answer,
+    Comparison,
+    Question,
+    exact_match,
+    f1_score,
+)
 
 MIN_MILLISECONDS = 1e-3  # under the clock's step; so that no time is divided by 0
 
@@ -50,7 +58,8 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
     shared_ms = selected.retrieved.retrieve_ms + plain_selected.tokenize_ms
     again = time.perf_counter() - shared_ms / 1000
     plain = await collect_answer(stream_answer(services, oscar, question, plain_selected, again))
-    took = compressed.timings.compress_ms + compressed.timings.generate_ms
+    generated = max(compressed.timings.generate_ms, MIN_MILLISECONDS)
+    took = compressed.timings.compress_ms + generated
     return Comparison(
         compressed=compressed,
         plain=plain,
@@ -59,7 +68,28 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
             f1=f1_score(compressed.answer, [plain.answer]),
             cosine=await _cosine(services, compressed.answer, plain.answer),
         ),
-        speedup=plain.timings.generate_ms / max(took, MIN_MILLISECONDS),
+        speedup=plain.timings.generate_ms / took,
+        generator_speedup=plain.timings.generate_ms / generated,
+        why=_explain(oscar, compressed, plain),
+    )
+
+
+def _explain(oscar: OscarModel, compressed: Answer, plain: Answer) -> str:
+    """Say where the time went, and what it would take for compression to pay."""
+    done, times = compressed.compression, compressed.timings
+    saved = plain.timings.generate_ms - times.generate_ms
+    shorter = "less" if saved >= 0 else "more"
+    said = (
+        f"Compressing took {times.compress_ms:.0f} ms; with {done.vectors_out} vectors to read in"
+        f" place of text, the generator took {abs(saved):.0f} ms {shorter}."
+    )
+    if saved > times.compress_ms:
+        return said
+    return (
+        f"{said} For each token that it reads, this generator costs {oscar.generator_share:.1f}"
+        " times what the compressor does. Compression pays where the generator is many times"
+        " larger, and where passages are long and many; and it ranks them, which plain text does"
+        " not."
     )
 
 

@@ -97,6 +97,7 @@ class BertTexts:
     def __init__(self, tokenizer: Tokenizer, shape: OscarShape) -> None:
         self._tokenizer = tokenizer
         self._compressor = BertWindows(tokenizer, shape)
+        self._ask_first = shape.ask_first
         self.stop = frozenset({self._compressor.specials.end})
         self.positions = shape.generator_positions
         self.query_tokens = self._compressor.query_tokens
@@ -110,8 +111,10 @@ class BertTexts:
     def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[PromptPart]:
         """Return the prompt of memory vectors and pieces; ``embed`` puts separators between."""
         own = self._compressor
-        passages = (part if isinstance(part, Tensor) else own.pieces(part) for part in context)
-        return [*passages, own.question_ids(question)]
+        passages = [part if isinstance(part, Tensor) else own.pieces(part) for part in context]
+        asked = own.question_ids(question)
+        first = self._ask_first and any(isinstance(part, str) for part in context)
+        return [*([asked] if first else []), *passages, asked]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the pieces' text, special tokens left out."""

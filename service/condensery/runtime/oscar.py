@@ -430,6 +430,13 @@ class OscarModel:
         """Return about how many positions each passage takes in a prompt; in this thread."""
         return [self._texts.make_prompt("", [item]).size - self._frame for item in context]
 
+    @property
+    def generator_share(self) -> float:
+        """What the generator costs for a token that it reads, over what the compressor does."""
+        cost, few, many = self._pair.cost, 64, 128
+        generator = cost.generate(many, 0) - cost.generate(few, 0)
+        return generator / max(1, cost.compress(0, many) - cost.compress(0, few))
+
     def count_answer(
         self, question: str, prompt: GeneratorPrompt, kept: Sequence[str] | None
     ) -> CountedAnswer:

@@ -798,18 +798,24 @@ class Agreement(_message.Message):
     def __init__(self, exact: bool = ..., f1: _Optional[float] = ..., cosine: _Optional[float] = ...) -> None: ...
 
 class CompareResponse(_message.Message):
-    __slots__ = ("compressed", "plain", "agreement", "speedup", "flops_saved")
+    __slots__ = ("compressed", "plain", "agreement", "speedup", "flops_saved", "generator_speedup", "pays", "why")
     COMPRESSED_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
     AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
     FLOPS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    PAYS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     compressed: AnswerResponse
     plain: AnswerResponse
     agreement: Agreement
     speedup: float
     flops_saved: int
-    def __init__(self, compressed: _Optional[_Union[AnswerResponse, _Mapping]] = ..., plain: _Optional[_Union[AnswerResponse, _Mapping]] = ..., agreement: _Optional[_Union[Agreement, _Mapping]] = ..., speedup: _Optional[float] = ..., flops_saved: _Optional[int] = ...) -> None: ...
+    generator_speedup: float
+    pays: bool
+    why: str
+    def __init__(self, compressed: _Optional[_Union[AnswerResponse, _Mapping]] = ..., plain: _Optional[_Union[AnswerResponse, _Mapping]] = ..., agreement: _Optional[_Union[Agreement, _Mapping]] = ..., speedup: _Optional[float] = ..., flops_saved: _Optional[int] = ..., generator_speedup: _Optional[float] = ..., pays: bool = ..., why: _Optional[str] = ...) -> None: ...
 
 class CompressRequest(_message.Message):
     __slots__ = ("model", "query", "documents", "ratio", "keep", "ttl_s")

@@ -191,7 +191,7 @@ def test_a_comparison_prints_both_answers_their_agreement_and_the_time(
         "plain:      It is Lake Constance",
         *LINES,
         "agreement: F1 0.67, cosine 0.91",
-        "speedup: 2.35 (plain's time over compressed's)",
+        "speedup: 2.35 (plain's time over compressed's), of the generator alone 1.00",
         "GFLOPs, analytic: 2.00 saved of plain's 3.00",
     ]
     client.reply = Comparison(ANSWER, ANSWER, Agreement(True, 1.0, None), 0.5)

@@ -42,6 +42,14 @@ async def test_both_read_the_same_passages_in_the_same_order_compressed_once(ser
     assert comparison.flops_saved == 50 - 43
 
 
+async def test_whether_it_pays_is_said_with_where_the_time_went(services, oscar):
+    comparison = await compare_answers(services, ask())
+    times, plain = comparison.compressed.timings, comparison.plain.timings
+    assert comparison.pays == (plain.generate_ms > times.compress_ms + times.generate_ms)
+    assert comparison.why.startswith("Compressing took ")
+    assert ("many times" in comparison.why) == (not comparison.pays)
+
+
 async def test_as_text_a_long_passage_that_nothing_scores_is_read_in_whole(services, oscar):
     oscar.traits = PairTraits(vectors=(2, 1), rates=(4, 8), scores=False, top_n=0)
     oscar.words_each = 2

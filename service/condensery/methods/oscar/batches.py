@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,6 +100,8 @@ class Batch:
         separator_at: Positions of the separators.
         labels_at: Positions whose next token is an answer token.
         labels: Those tokens.
+        copied_at: Which of ``labels`` stand in a passage that is read as text.
+        copied: Positions in ``prompt`` of those words.
         repeats_at: Which of ``labels``, once for each other token said before it.
         repeats: Those tokens, which to say again would be wrong.
     """
@@ -117,6 +120,8 @@ class Batch:
     separator_at: Tensor
     labels_at: Tensor
     labels: Tensor
+    copied_at: Tensor
+    copied: Tensor
     repeats_at: Tensor
     repeats: Tensor
 
@@ -168,6 +173,8 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
         separator_at=whole(prompts.separator_at),
         labels_at=whole(prompts.labels_at),
         labels=whole(prompts.labels),
+        copied_at=whole(prompts.copied_at),
+        copied=whole(prompts.copied),
         repeats_at=whole(prompts.repeats_at),
         repeats=whole(prompts.repeats),
     )
@@ -201,6 +208,8 @@ class _Prompts:
         self.separator_at: list[int] = []
         self.labels_at: list[int] = []
         self.labels: list[int] = []
+        self.copied_at: list[int] = []
+        self.copied: list[int] = []
         self.repeats_at: list[int] = []
         self.repeats: list[int] = []
 
@@ -215,15 +224,27 @@ class _Prompts:
             self.spelled_at.extend(range(len(ids), len(ids) + memory))
             self.separator_at.append(len(ids) + memory)
             ids.extend([0] * (memory + 1))
+        asked = [specials.start, *item.question.tolist(), specials.end]
+        if item.plain and self._layout.shape.ask_first:
+            self.separator_at.append(len(ids) + len(asked))
+            ids.extend([*asked, 0])
         for row in item.rows:
             if item.plain:
+                if row.answer is not None and row.relevant:
+                    start, end = row.answer
+                    words = row.passage[start:end]
+                    if np.array_equal(words, item.answer):
+                        self.copied_at.extend(
+                            range(len(self.labels), len(self.labels) + len(words))
+                        )
+                        self.copied.extend(range(len(ids) + start, len(ids) + end))
                 ids.extend(row.passage.tolist())
             else:
                 self.memory_at.append(list(range(len(ids), len(ids) + memory)))
                 ids.extend([0] * memory)
             self.separator_at.append(len(ids))
             ids.append(0)
-        ids.extend([specials.start, *item.question.tolist(), specials.end])
+        ids.extend(asked)
         target = [*item.answer.tolist(), specials.end] if item.answer.size else []
         self.labels_at.extend(range(len(ids) - 1, len(ids) - 1 + len(target)))
         fed = (item.answer if item.said is None else item.said).tolist()

@@ -82,12 +82,10 @@ def check(args: argparse.Namespace) -> None:
             raise InputError(f"{_flag(extra[0])}: --packed has it already", field=extra[0])
     if args.start and args.start_model:
         raise InputError("--start-model: --start names other weights", field="start_model")
-    if args.start_generator and (args.language_model or args.start or args.start_model):
+    if args.start_generator and args.language_model:
         raise InputError(
-            "--start-generator: the generator comes from elsewhere already", field="start_generator"
+            "--start-generator: the generator comes from --language-model", field="start_generator"
         )
-    if args.reader and (args.start or args.start_model):
-        raise InputError("--reader: a pair to go on from has a compressor", field="reader")
 
 
 def beginning(args: argparse.Namespace) -> Start:

@@ -37,9 +37,11 @@ class Origins:
 
     Attributes:
         base: Directory of the encoder that the compressor starts from, with its tokenizer.
-        reader: Directory of an extractive reader whose layers the compressor starts from instead.
+        reader: Directory of an extractive reader whose layers and span head the compressor starts
+            from instead; all else of it is the pair's to go on from, if there is one.
         language_model: Directory of the Llama that the generator starts from.
-        start_generator: A run of ``train oscar``, or its weights, whose generator to go on from.
+        start_generator: A run of ``train oscar``, or its weights, whose generator to go on from,
+            in place of that of the pair to go on from.
         start: A run of ``train oscar``, or its weights, to go on from.
         start_model: A stored pair to go on from.
         store: Where it is stored, if it is not shipped.
@@ -84,15 +86,15 @@ def prepare(
     torch.manual_seed(recipe.seed)
     pair = new_pair(origins.base, shape)
     origin: dict[str, object] = {"encoder": digest(origins.base)}
-    if origins.reader is not None:
-        start_encoder(pair, origins.reader)
-        origin["reader"] = digest(origins.reader)
     state, name = _start_state(origins)
     if state is not None:
         taken = start_from(pair, state, name)
         origin["start"] = name
         origin["start_weights"] = "pair" if taken else "compressor"
         log.info("started from %s: %s", name, origin["start_weights"])
+    if origins.reader is not None:
+        start_encoder(pair, origins.reader)
+        origin["reader"] = digest(origins.reader)
     if origins.language_model is not None:
         start_generator(pair, origins.language_model, tokenizer)
         origin["language_model"] = digest(origins.language_model)

@@ -27,6 +27,8 @@ class Recipe:
         score_weight: Its weight where it is the squared error to a teacher's logit (the paper's
             lambda).
         pointer_weight: Weight of the pointer's loss.
+        copy_weight: Weight of the loss that teaches attention where the answer's next word stands,
+            for passages read as text.
         repeat_weight: Weight of the unlikelihood of saying again what was said.
         cloze: Cloze questions made.
         cloze_share: Share of the steps that is cloze questions.
@@ -51,6 +53,7 @@ class Recipe:
     relevance_weight: float = 0.3
     score_weight: float = 0.05
     pointer_weight: float = 1.0
+    copy_weight: float = 0.0
     repeat_weight: float = 0.1
     cloze: int = 30_000
     cloze_share: float = 0.3
@@ -62,7 +65,11 @@ class Recipe:
     def weights(self) -> Weights:
         """What each term of the loss counts."""
         return Weights(
-            self.relevance_weight, self.score_weight, self.pointer_weight, self.repeat_weight
+            self.relevance_weight,
+            self.score_weight,
+            self.pointer_weight,
+            self.repeat_weight,
+            self.copy_weight,
         )
 
     def trainer(self, every: int) -> TrainerRecipe:

@@ -27,6 +27,7 @@ class Mix:
         spelled: Share of the batches in which no compressor reads: the generator alone learns to
             say what vectors spell, at a tenth of the cost.
         plain: Share whose passages the generator reads as plain text.
+        plain_tokens: Most tokens those are cropped to: no compressor's window bounds them.
         none: Share without any passage.
         cut: Share in which the sentence of the answer is cut out of its passage, which then is
             near and answers nothing: the rerank head and the pointer learn from it alone.
@@ -42,6 +43,7 @@ class Mix:
     first: float = 0.5
     spelled: float = 0.2
     plain: float = 0.2
+    plain_tokens: int = 128
     none: float = 0.02
     cut: float = 0.0
     slips: float = 0.1
@@ -69,7 +71,7 @@ class Mix:
 
 
 class Sampler:
-    """Draws batches from several sets, each set in a new order every epoch.
+    """Draws batches from several sets, any of a set's examples each time.
 
     A batch comes from one set and has one crop size: attention pads rows of a batch to few
     lengths.
@@ -92,22 +94,18 @@ class Sampler:
     ) -> None:
         self._sets = [data for data, _ in sets]
         self._weights = [weight for _, weight in sets]
-        self._orders: list[list[int]] = [[] for _ in sets]
         self._shape, self._mix, self._rng = shape, mix, rng
         self._sentence_ends = np.array(sorted(sentence_ends), np.int32)
 
     def batch(self, tokens: int) -> list[Item]:
         """Draw items until their passages take ``tokens`` positions of who reads them."""
         (which,) = self._rng.choices(range(len(self._sets)), self._weights)
-        data, order = self._sets[which], self._orders[which]
+        data = self._sets[which]
         size = self._rng.randint(self._mix.smallest, self._shape.passage_tokens)
         spelled = self._rng.random() < self._mix.spelled
         items: list[Item] = []
         while tokens > 0:
-            if not order:
-                order.extend(range(len(data.examples)))
-                self._rng.shuffle(order)
-            example = data.examples[order.pop()]
+            example = self._rng.choice(data.examples)  # to shuffle all for a batch takes long
             if spelled and not example.ranked_only:
                 item = self._spelled(data, example)
                 passages, _ = item.spelled or (0, 0)
@@ -146,9 +144,12 @@ class Sampler:
             gold = self._row(data, question, best, size, answers=True, likeliest=True)
             others = self._others(data, example, answer, size, rng.randint(1, mix.others))
             return Item(question, (replace(gold, relevant=True), *others), answer)
+        draw = rng.random()
+        plain = mix.none + mix.cut <= draw < mix.none + mix.cut + mix.plain
+        if plain:
+            size = size * mix.plain_tokens // self._shape.passage_tokens
         gold = self._row(data, question, best, size, answers=True)
         fed = self._slip(answer, gold.passage)
-        draw = rng.random()
         if draw < mix.none:
             return Item(question, (), answer, said=fed)
         if draw < mix.none + mix.cut:
@@ -161,7 +162,6 @@ class Sampler:
             rows += self._others(data, example, looked_for, size, rng.randint(1, mix.others))
             if rng.random() >= mix.first:
                 rng.shuffle(rows)
-        plain = mix.none + mix.cut <= draw < mix.none + mix.cut + mix.plain
         return Item(question, tuple(rows), answer, plain=plain, said=fed)
 
     def _company(self, data: QaData, example: Example, answer: Ids, size: int) -> list[Row]:

@@ -39,7 +39,7 @@ from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.workers import Workers
 
 log = logging.getLogger(__name__)
-TERMS = ("answer", "relevance", "score", "pointer", "repeats")
+TERMS = ("answer", "relevance", "score", "pointer", "repeats", "copies")
 VALIDATED, FEWEST = 60, 20  # questions of a validation; fewer may lack five passages
 AT_ONCE = 16  # questions asked side by side
 SENTENCE_ENDS = (".", "!", "?")  # a token each, of BERT's

@@ -30,7 +30,7 @@ class SpanQuestion:
         question: Its word pieces.
         passage: Which of the data's passages answers it.
         start: First token of the answer in that passage.
-        end: One past its last.
+        end: One past its last; ``start`` again where the passage does not answer.
         others: Passages of the same row or article that hold none of its answers.
     """
 
@@ -78,7 +78,8 @@ def load_data(
 
     Left out and counted are rows that something is wrong with, no answer in a passage among it,
     and those with a passage that shares ten words in a row with held-out text or is of a
-    held-out article. The same rules as for pairs (``methods/oscar/sets.py``).
+    held-out article. The same rules as for pairs (``methods/oscar/sets.py``). A question that its
+    passages do not answer teaches to point at nothing.
 
     Args:
         questions: Files or folders, as the trainer reads them.
@@ -90,7 +91,7 @@ def load_data(
     Raises:
         InputError: A file can't be read, or nothing of one is left.
     """
-    rules = Rules(answer_in_passages=True)
+    rules = Rules(answer_in_passages=True, unanswerable=True)
     read = [read_questions([path], rules, wrong="leave_out") for path in questions]
     evaluated = (
         read_questions(not_like, Rules(answers=False), wrong="leave_out")[0] if not_like else []
@@ -120,6 +121,7 @@ def load_data(
         sources.append(spots)
         report["/".join(path.parts[-2:])] = {
             "questions": len(spots.examples),
+            "unanswerable": sum(spot.end == spot.start for spot in spots.examples),
             **left_out,
             "like what is held out": len(rows) - len(kept),
             "answer not found": len(kept) - len(spots.examples),
@@ -154,6 +156,13 @@ def find_spans(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> SpanQu
         articles[row.title].update((index[text], None) for text in row.passages)
     examples = []
     for row in rows:
+        question = np.array(
+            tokenizer.encode(row.question, add_special_tokens=False).ids, dtype=np.int32
+        )
+        if not row.answerable:
+            near = [index[text] for text in row.passages]
+            examples += [SpanQuestion(question, at, 0, 0, ()) for at in near if encoded[at].ids]
+            continue
         span = find_answer(row)
         if span is None:
             continue
@@ -174,12 +183,7 @@ def find_spans(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> SpanQu
             for place in dict.fromkeys(near)
             if place != passage and not any(gold in folded[place] for gold in golds if gold)
         )
-        question = tokenizer.encode(row.question, add_special_tokens=False).ids
-        examples.append(
-            SpanQuestion(
-                np.array(question, dtype=np.int32), passage, tokens[0], tokens[-1] + 1, others[:64]
-            )
-        )
+        examples.append(SpanQuestion(question, passage, tokens[0], tokens[-1] + 1, others[:64]))
     return SpanQuestions(examples, [np.array(encoding.ids, dtype=np.int32) for encoding in encoded])
 
 
@@ -263,8 +267,12 @@ def draw_rows(
         example = rng.choice(source.examples)
         tokens_asked = example.question[:question]
         passage = source.passages[example.passage]
-        first, last = crop(len(passage), example.start, example.end, size, rng)
-        span = (example.start - first, example.end - first)
+        start, end = example.start, example.end
+        if start == end:
+            start = end = rng.randrange(len(passage))
+        first, last = crop(len(passage), start, end, size, rng)
+        answers = example.end > example.start
+        span = (start - first, end - first) if answers else None
         added = [Row(tokens_asked, passage[first:last], span)]
         if example.others and rng.random() < others:
             other = source.passages[rng.choice(example.others)]

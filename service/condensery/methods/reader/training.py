@@ -109,8 +109,10 @@ class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
         self._own_recipe, self.recipe = recipe, recipe.trainer(setup.every)
         self._tokenizer = open_tokenizer(base)
         self._specials = Specials.of(self._tokenizer)
-        count = min(VALIDATED, len(data.validation))
-        self._validated = random.Random(recipe.seed).sample(data.validation, count)
+        answerable = [row for row in data.validation if row.answerable]
+        self._validated = random.Random(recipe.seed).sample(
+            answerable, min(VALIDATED, len(answerable))
+        )
         self.module = model
         setup.place(model)
         self.identity = {

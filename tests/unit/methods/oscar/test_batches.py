@@ -315,3 +315,41 @@ def test_where_all_is_spelled_the_generator_alone_learns() -> None:
     result.total(Weights(1.0, 1.0, 1.0)).backward()
     learnt = {name.split(".")[0] for name, p in pair.named_parameters() if p.grad is not None}
     assert learnt == {"generator"}
+
+
+def test_a_text_is_read_knowing_the_question_where_the_shape_says_so() -> None:
+    layout = Layout(tiny_shape(ask_first=True), SPECIALS, LAYOUT.slot_positions)
+    batch = collate(ITEMS, layout)
+    lengths = [len(row) for row in LAYOUTS]
+    lengths[3] += 5  # [CLS] question [SEP] and a separator: of the item that is read as text alone
+    assert list(batch.packing.lengths) == lengths
+    first = sum(lengths[:3])
+    assert batch.prompt[first : first + 11].tolist() == [2, 40, 41, 3, 0, 10, 11, 12, 13, 14, 15]
+    assert first + 4 in batch.separator_at.tolist()
+    # Its answer's words are those of its passage; the end is copied from nowhere.
+    assert batch.prompt[batch.copied].tolist() == [11, 12]
+    assert batch.labels[batch.copied_at].tolist() == [11, 12]
+
+
+def test_copies_are_attention_to_the_next_word_as_transformers_works_it_out() -> None:
+    pair = packed_pair()
+    item = Item(QUESTION, (OTHER, GOLD), ids(11, 12), plain=True)
+    batch = collate([ITEMS[1], item], LAYOUT)
+    result = losses(pair, batch)
+    pair.generator.backbone.set_attn_implementation("eager")
+    alone = collate([item], LAYOUT)
+    out = pair.generator(prompt_embeds(pair, alone, None)[None], output_attentions=True)
+    heads = pair.shape.generator_heads // 2
+    weights = out.attentions[-2][0, :heads].mean(0)  # (query, key)
+    looking = alone.labels_at[alone.copied_at]
+    expected = -weights[looking, alone.copied].log().mean()
+    torch.testing.assert_close(result.copies, expected, atol=1e-5, rtol=1e-4)
+    result.total(Weights(0, 0, 0, copies=1)).backward()  # type: ignore[no-untyped-call]
+    queries = pair.generator.backbone.layers[-2].self_attn.q_proj.weight
+    assert queries.grad is not None
+    assert queries.grad.abs().max() > 0
+
+
+def test_where_nothing_is_read_as_text_nothing_is_learnt_of_copies(batch: Batch) -> None:
+    assert losses(packed_pair(), collate(ITEMS[:3], LAYOUT)).copies == 0
+    assert len(batch.copied) == 2

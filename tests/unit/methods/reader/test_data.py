@@ -1,12 +1,19 @@
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pair import tiny_tokenizer
+from tiny_pair import SPECIALS, tiny_tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.reader.data import find_answer, find_spans, load_data
+from condensery.methods.reader.data import (
+    collate,
+    draw_rows,
+    find_answer,
+    find_spans,
+    load_data,
+)
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 
 HELD = "the dev paragraph has words of its own that no other text may share for ten in a row"
@@ -78,6 +85,7 @@ def test_what_is_evaluated_on_or_like_it_is_kept_out_and_counted(
     assert data.report == {
         f"{tmp_path.name}/more.jsonl": {
             "questions": 200,
+            "unanswerable": 0,
             "answer not in passages": 1,
             "repeated question": 1,
             "like what is held out": 2,
@@ -101,3 +109,27 @@ def test_articles_are_held_out_of_the_first_file(questions: Path) -> None:
 def test_nothing_left_is_an_error(questions: Path) -> None:
     with pytest.raises(InputError, match="none is left"):
         load_data([questions], tiny_tokenizer(), not_like=[questions], seed=1)
+
+
+def test_a_question_that_its_passage_does_not_answer_teaches_to_point_at_nothing(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    unanswerable = [{**row, "question": f"not {row['question']}", "answers": []} for row in rows]
+    path = write(tmp_path / "none.jsonl", unanswerable[:30])
+    data = load_data([path], tiny_tokenizer(), held_articles=0, seed=1)
+    (report,) = data.report.values()
+    assert (report["questions"], report["unanswerable"]) == (30, 30)
+    drawn = draw_rows(
+        data.sources,
+        [1],
+        random.Random(3),
+        tokens=400,
+        sizes=(8, 16),
+        question=12,
+        others=0.5,
+    )
+    assert drawn
+    assert {row.answer for row in drawn} == {None}
+    batch = collate(drawn, SPECIALS)
+    assert not batch.start.any()  # [CLS]
+    assert not batch.end.any()
