@@ -244,6 +244,7 @@ class StandInOscarModel:
         ms_each: Milliseconds of a compressed token, a vector, a text token and a passage.
         asked: How each answer was to be generated.
         contexts: What each answer was generated from.
+        quoted: The texts that it was held to.
         words_each: Words of a window; a passage has as many windows as it needs.
         waited: Seconds that an answer waits for room, as it says.
         tokenised: Texts that became tokens of a prompt, or were counted as such.
@@ -262,6 +263,7 @@ class StandInOscarModel:
     ms_each: tuple[float, float, float, float] = (0, 0, 0, 0)
     asked: list[tuple[Sampling, tuple[str, ...]]] = field(default_factory=list)
     contexts: list[list[Floats | str]] = field(default_factory=list)
+    quoted: list[tuple[str, ...]] = field(default_factory=list)
     words_each: int = 1_000_000
     waited: float = 0.0
     tokenised: list[str] = field(default_factory=list)
@@ -352,6 +354,9 @@ class StandInOscarModel:
         words = prompt.words if kept is None else sum(len(text.split()) for text in kept)
         return StandInCounted(prompt, words)
 
+    def quotes(self, texts: Sequence[str]) -> Sequence[str]:
+        return texts
+
     def generate_from_prompt(
         self,
         prompt: StandInPrompt,
@@ -359,7 +364,9 @@ class StandInOscarModel:
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
+        quotes: Sequence[str] = (),
     ) -> AsyncIterator[StandInToken]:
+        self.quoted.append(tuple(quotes))
         self.asked.append((sampling, tuple(stop)))
         self.contexts.append(prompt.context)
         words = [item if isinstance(item, str) else str(int(item[0, 0])) for item in prompt.context]

@@ -218,13 +218,20 @@ async def generate_text(
         return
     name = oscar.info.name
     passages = [PassageRead(candidate.text, candidate.pointer) for candidate in selected.kept]
-    words = await run_tokenizing(selected.texts, lambda: AnswerWords(question.query, passages))
     generator: AnswerGenerator = selected.server or oscar
+    words, quotes = await run_tokenizing(
+        selected.texts,
+        lambda: (
+            AnswerWords(question.query, passages),
+            generator.quotes([passage.text for passage in passages]),
+        ),
+    )
     stream = generator.generate_from_prompt(
         selected.prompt,
         max_tokens=question.max_tokens,
         sampling=question.sampling,
         stop=question.stop,
+        quotes=quotes,
     )
     try:
         async with closing(stream) as tokens:

@@ -6,6 +6,8 @@ language model with a tokenizer of its own (``BertHalf``, a half of ``oscar_caus
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from condensery.networks.oscar_interface import (
 )
 from condensery.networks.oscar_packing import Pairing, Specials, length, pack
 from condensery.networks.oscar_shape import BertShape, OscarShape
+from condensery.networks.quoting import Quotes
 
 
 class BertWindows:
@@ -98,6 +101,10 @@ class BertTexts:
         self._tokenizer = tokenizer
         self._compressor = BertWindows(tokenizer, shape)
         self._ask_first = shape.ask_first
+        self._continues: NDArray[np.bool_] | None = None
+        if shape.quote:
+            names = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
+            self._continues = np.array([name.startswith("##") for name in names])
         self.stop = frozenset({self._compressor.specials.end})
         self.positions = shape.generator_positions
         self.query_tokens = self._compressor.query_tokens
@@ -120,6 +127,12 @@ class BertTexts:
         """Return the pieces' text, special tokens left out."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def quotes(self, texts: Sequence[str]) -> Quotes | None:
+        """Return what an answer may say that read these texts; None: anything."""
+        if self._continues is None:
+            return None
+        return Quotes.of([self._compressor.pieces(text) for text in texts], self._continues)
 
 
 class BertCompressor:

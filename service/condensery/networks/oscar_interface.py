@@ -17,6 +17,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from condensery.networks.quoting import Quotes
+
 # Of a prompt: token ids, or the vectors (vectors, hidden) that stand in the place of some.
 PromptPart: TypeAlias = Sequence[int] | Tensor
 
@@ -154,6 +156,10 @@ class PairTexts(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return an answer's text, special tokens left out."""
+        ...
+
+    def quotes(self, texts: Sequence[str]) -> Quotes | None:
+        """Return what an answer may say that read these texts; None: anything."""
         ...
 
 

@@ -41,11 +41,8 @@ def longest_question(text_tokens: int, beside: int) -> int:
 
 def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what manifests written before the field was there don't have."""
-    return {
-        name: v
-        for name, v in values.items()
-        if name not in {"fewer", "walk", "sharp", "ask_first"} or v
-    }
+    later = {"fewer", "walk", "sharp", "ask_first", "quote"}
+    return {name: v for name, v in values.items() if name not in later or v}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +145,7 @@ class OscarShape(BertShape):
         sharp: Whether it takes the likeliest walk alone; else all of them, mixed.
         ask_first: Whether the question stands before the passages too where any of them is read as
             text: a generator sees nothing that comes later, so it reads them knowing what is asked.
+        quote: Whether an answer is held to the words of the passages read, one stretch of them.
         generator_layers: Layers of the generator.
         generator_heads: Attention heads of the generator.
         generator_mlp_size: Neurons of each of the generator's MLPs.
@@ -158,6 +156,7 @@ class OscarShape(BertShape):
     walk: bool = False
     sharp: bool = False
     ask_first: bool = False
+    quote: bool = False
     generator_layers: int = 4
     generator_heads: int = 6
     generator_mlp_size: int = 1024

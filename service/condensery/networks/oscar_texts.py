@@ -222,3 +222,6 @@ class CausalTexts:
         self.make_windows = compressor.make_windows
         self.prompt = generator.prompt
         self.decode = generator.decode
+
+    def quotes(self, texts: Sequence[str]) -> None:
+        """Hold no answer to anybody's words: a language model writes its own."""

@@ -193,6 +193,9 @@ class RemoteGenerator:
         """Close the connections."""
         await self._client.aclose()
 
+    def quotes(self, texts: Sequence[str]) -> None:
+        """Hold no answer to anybody's words: the server's model writes its own."""
+
     def make_prompt(self, question: str, context: Sequence[Floats | str]) -> TextPrompt:
         """Return the prompt of a question and its passages' texts."""
         return TextPrompt(question, tuple(str(passage) for passage in context))
@@ -213,6 +216,7 @@ class RemoteGenerator:
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
+        quotes: None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Have an answer written, and pass its words on as they come.
 

@@ -15,6 +15,7 @@ import torch
 from condensery.errors import CondenseryError, DeadlineExceeded, InputError
 from condensery.networks.caching import BLOCK
 from condensery.networks.oscar_interface import PromptPart
+from condensery.networks.quoting import Quotes
 from condensery.networks.stepping import Stepper, StepperNetwork
 from condensery.question import (
     GREEDY,
@@ -260,12 +261,14 @@ class Generator:
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop: abc.Sequence[str] = (),
+        quotes: Quotes | None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Continue a prompt.
 
         Args:
             prompt: Parts in order: memory vectors (vectors, hidden), or token ids.
             stop: Strings that end the answer; neither they nor what follows is shown.
+            quotes: What the answer has to be a stretch of; None: it may be anything.
 
         Raises:
             InputError: A stop string is empty, or the answer would not fit.
@@ -277,7 +280,7 @@ class Generator:
         stops, detokenizer, call = StopStrings(stop), self._detokenizer(), current_request()
         parts = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in prompt]
         sequence = self._engine.begin(
-            GenerationRequest(parts, max_tokens, self._stop_ids, sampling)
+            GenerationRequest(parts, max_tokens, self._stop_ids, sampling, quotes)
         )
         finish: FinishReason | None = None
         try:

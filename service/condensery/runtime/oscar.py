@@ -16,6 +16,7 @@ import torch
 from condensery.errors import CondenseryError, InputError, ModelFault, ModelNotFound
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_interface import CompressorNetwork, PassageWindow
+from condensery.networks.quoting import Quotes
 from condensery.question import (
     GREEDY,
     AnswerCost,
@@ -397,11 +398,13 @@ class OscarModel:
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
+        texts: Sequence[str] = (),
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Answer from a context: memory vectors, or text, of passages, best first.
 
         Args:
             context: Of each passage its memory (vectors, hidden), or its text.
+            texts: Of each passage what is read of it, for a pair that quotes (``quotes``).
 
         Raises:
             ContextTooLong: It does not fit, the answer's tokens included.
@@ -411,8 +414,9 @@ class OscarModel:
         prompt = await self._texts.prompt(question, context)
         if (spare := self.free_positions(prompt, max_tokens)) < 0:
             raise context_too_long(prompt, len(context), max_tokens, spare)
+        quotes = self.quotes(texts)
         answer = self.generate_from_prompt(
-            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop
+            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, quotes=quotes
         )
         async with aclosing(answer) as tokens:
             async for token in tokens:
@@ -464,16 +468,23 @@ class OscarModel:
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
+        quotes: Quotes | None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Answer a prompt that ``make_prompt`` made, and that there is room for.
+
+        ``quotes`` are those of the texts that it was made of.
 
         Raises:
             InputError: A stop string can't be one.
             Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
         """
         return self._generator.generate(
-            prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop
+            prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop, quotes=quotes
         )
+
+    def quotes(self, texts: Sequence[str]) -> Quotes | None:
+        """Return what an answer may say that reads these texts; None: anything. In this thread."""
+        return self._pair.texts.quotes(texts)
 
     def free_positions_for(
         self, question: str, context: Sequence[Floats | str], max_tokens: int

@@ -5,6 +5,7 @@ can be run again, whole or in halves.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections import abc
@@ -19,6 +20,7 @@ from condensery.errors import CondenseryError, InputError, ModelFault
 from condensery.networks.caching import Cache, CachePositions, Span, Step
 from condensery.networks.decoding import Decoder
 from condensery.networks.oscar_interface import PromptPart
+from condensery.networks.quoting import Places, Quotes
 from condensery.networks.stepping import Stepper
 from condensery.question import GREEDY, FinishReason, Sampling
 from condensery.request_context import MODEL_FIELD, RequestContext, SpanEvent
@@ -95,7 +97,8 @@ def _with_logprobs(scores: Tensor, chosen: int, count: int) -> SampledToken:
     return SampledToken(
         chosen,
         float(logprobs[chosen]),
-        tuple(zip(ids.tolist(), best.tolist(), strict=True)),
+        # Of an answer that quotes, most tokens can't come.
+        tuple((i, p) for i, p in zip(ids.tolist(), best.tolist(), strict=True) if p > -math.inf),
     )
 
 
@@ -110,12 +113,14 @@ class GenerationRequest:
         parts: The prompt: token ids, or vectors in the place of some.
         max_tokens: Most tokens generated, at least 1.
         stop_ids: Tokens that end an answer, and are no part of it.
+        quotes: What the answer has to be a stretch of; None: it may be anything.
     """
 
     parts: abc.Sequence[PromptPart]
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     sampling: Sampling = GREEDY
+    quotes: Quotes | None = None
 
     @property
     def prompt_positions(self) -> int:
@@ -158,6 +163,7 @@ class Sequence:
         in_step: Whether a step is under way with it.
         ended: Nothing more comes of it.
         last_token_at: When its last token was chosen, seconds of ``time.perf_counter``; 0 before.
+        quoted: Where in what it quotes its answer may go on; None where it quotes nothing.
         waited: Seconds until it began, when enough blocks were free.
         steps: Those that it took part in, where its request is traced.
     """
@@ -175,6 +181,7 @@ class Sequence:
     in_step: bool = False
     ended: bool = False
     last_token_at: float = 0.0
+    quoted: Places | None = None
     waited: float = 0.0
     steps: list[SpanEvent] = field(default_factory=list)
     rng: random.Random = field(init=False)
@@ -182,6 +189,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.size = self.request.prompt_positions
         self.rng = random.Random(self.request.sampling.seed)
+        if self.request.quotes is not None:
+            self.quoted = self.request.quotes.first()
 
     @classmethod
     def of(cls, request: GenerationRequest, call: RequestContext) -> "Sequence":
@@ -271,6 +280,8 @@ class ScheduledChunk:
         if outcome.id in request.stop_ids:
             return TokenEvent(outcome, sequence.count, "stop")
         sequence.count += 1
+        if request.quotes is not None and sequence.quoted is not None:
+            sequence.quoted = request.quotes.after(sequence.quoted, outcome.id)
         return TokenEvent(
             outcome, sequence.count, "length" if sequence.count == request.max_tokens else None
         )
@@ -330,6 +341,8 @@ def run_step(
     scores = _scores(stepper, cache, ordered, choosing, decoder)
     if scores is None:
         return outcomes
+    for row, place in enumerate(choosing):
+        _hold_to_quotes(scores[row], ordered[place].sequence)
     samplings = [ordered[row].sequence.request.sampling for row in choosing]
     chosen = sample_tokens(scores, samplings, [ordered[row].draw for row in choosing])
     for row, choice in zip(choosing, chosen, strict=True):
@@ -337,6 +350,19 @@ def run_step(
             f"{model}: the next token's scores are NaN or infinite"
         )
     return outcomes
+
+
+def _hold_to_quotes(scores: Tensor, sequence: Sequence) -> None:
+    """Leave a row of scores (vocabulary,) to what may come next where an answer quotes."""
+    quotes, places = sequence.request.quotes, sequence.quoted
+    if quotes is None or places is None:
+        return
+    tokens, may_end = quotes.allowed(places)
+    ends = sequence.request.stop_ids if may_end and sequence.count else ()
+    allowed = torch.tensor([*tokens.tolist(), *ends], device=scores.device)
+    kept = scores[allowed]
+    scores.fill_(-torch.inf)
+    scores[allowed] = kept
 
 
 def _scores(

@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from condensery.errors import DeadlineExceeded, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
+from condensery.networks.quoting import Quotes
 from condensery.question import GeneratedToken, Sampling
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.generator import (
@@ -118,9 +120,8 @@ async def test_cached_steps_choose_what_reading_it_all_again_chooses(
     assert "".join(token.text for token in tokens) == text_of(wanted)
 
 
-async def test_answers_are_those_of_transformers_generate(
-    pair: OscarPair, plain: OscarPair, workers: Workers
-) -> None:
+def as_transformers_has_it(plain: OscarPair) -> LlamaForCausalLM:
+    """The generator with its head as transformers' own model."""
     network = plain.generator
     config = LlamaConfig(**{**network.backbone.config.to_dict(), "vocab_size": len(VOCABULARY)})
     config.use_cache = True
@@ -133,12 +134,71 @@ async def test_answers_are_those_of_transformers_generate(
         head.weight.copy_(network.output_scale * network.words @ network.output.weight)
         head.bias.copy_(network.output_bias)
     model.lm_head = head
+    return model
+
+
+async def test_answers_are_those_of_transformers_generate(
+    pair: OscarPair, plain: OscarPair, workers: Workers
+) -> None:
     prompt = prompt_of(11)
-    ids = model.generate(
+    ids = as_transformers_has_it(plain).generate(
         inputs_embeds=embeds_of(prompt, plain), max_new_tokens=10, do_sample=False, pad_token_id=0
     )
     tokens = await collect(make(pair, workers), prompt, 10)
     assert "".join(token.text for token in tokens) == text_of(ids[0].tolist())
+
+
+def stretches(texts: list[list[int]], said: list[int]) -> set[int]:
+    """What may follow, by search: every token behind a place that says so from a word on; the end
+    where a word ends."""
+    following = set()
+    for text in texts:
+        for first in range(len(text)):
+            behind = first + len(said)
+            if VOCABULARY[text[first]].startswith("##") or text[first:behind] != said:
+                continue
+            whole = behind == len(text) or not VOCABULARY[text[behind]].startswith("##")
+            following |= {SPECIALS.end} if said and whole else set()
+            following |= set(text[behind : behind + 1])
+    return following
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
+    pair: OscarPair, plain: OscarPair, workers: Workers, seed: int
+) -> None:
+    rng = random.Random(seed)
+    letters = len(VOCABULARY) // 2
+    texts = [[rng.randrange(4, letters) for _ in range(rng.randint(3, 30))] for _ in range(2)]
+    prompt = prompt_of(seed)
+    ids = as_transformers_has_it(plain).generate(
+        inputs_embeds=embeds_of(prompt, plain),
+        max_new_tokens=10,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=SPECIALS.end,
+        prefix_allowed_tokens_fn=lambda _, said: sorted(stretches(texts, said.tolist())),
+    )[0].tolist()
+    wanted = ids[: ids.index(SPECIALS.end)] if SPECIALS.end in ids else ids
+    continues = np.array([word.startswith("##") for word in VOCABULARY])
+    quotes = Quotes.of(texts, continues)
+    generator = make(pair, workers, SPECIALS.end)
+    wish = Sampling(temperature=0, logprobs=5)
+    tokens = [
+        token
+        async for token in generator.generate(prompt, max_tokens=10, sampling=wish, quotes=quotes)
+    ]
+    assert "".join(token.text for token in tokens) == text_of(wanted)
+    likely = [t.logprob for t in tokens if t.logprob is not None]
+    assert all(np.isfinite(top.logprob) for logprob in likely for top in logprob.top)
+
+
+def test_of_nothing_to_quote_there_are_no_quotes() -> None:
+    continues = np.array([word.startswith("##") for word in VOCABULARY])
+    goes_on = int(continues.argmax())
+    assert Quotes.of([], continues) is None
+    assert Quotes.of([[], [goes_on]], continues) is None
+    assert Quotes.of([[5]], continues) is not None
 
 
 async def test_sequences_side_by_side_get_what_each_gets_alone(

@@ -19,7 +19,7 @@ from condensery.networks.oscar_shape import OscarShape
 from condensery.parsers import Parser
 
 log = logging.getLogger(__name__)
-SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy", "fewer")]
+SHAPE = [f.name for f in fields(OscarShape) if f.name not in ("copy", "fewer", "quote")]
 # What only the making of a run's beginning takes; a pack has it already.
 BUILDING_FLAGS = (
     *("base", "data", "questions", "reader", "language_model"),

@@ -95,6 +95,7 @@ def publish(
     licence: str | None = None,
     licences: dict[str, str] | None = None,
     sharp: bool = False,
+    quote: bool = False,
 ) -> StoredModel:
     """Publish the last checkpoint of a training run, whole or not at all.
 
@@ -111,6 +112,7 @@ def publish(
         licence: The weights'; None takes what the data sets ask for.
         licences: Of data sets whose licences are not known here, by the names that the run has.
         sharp: Whether its pointer takes the likeliest walk alone, though it learnt with all.
+        quote: Whether its answers are held to the words of what they read.
 
     Raises:
         InputError: The folder holds no checkpoint of such a pair, or the report is none of format
@@ -121,7 +123,7 @@ def publish(
     if report is not None:
         check_report(report)  # again below: this is before the work
     trained = Run.read(run)
-    shape = replace(trained.shape, sharp=sharp)
+    shape = replace(trained.shape, sharp=sharp, quote=quote)
     sources, others = read_sources(trained.data, licences)
     tensors = trained.checkpoint.weights()
     matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
@@ -318,6 +320,11 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let a pointer that walks take the likeliest walk alone (all of them, mixed)",
     )
+    parser.add_argument(
+        "--quote",
+        action="store_true",
+        help="hold answers to the words of the passages read, one stretch of them",
+    )
     return parser
 
 
@@ -327,7 +334,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     report = read_report(args.report)[1] if args.report else None
     if args.again is not None:
-        _refuse_others(parser, args, "--again", ("name", "licence", "data_licence", "sharp"))
+        _refuse_others(
+            parser, args, "--again", ("name", "licence", "data_licence", "sharp", "quote")
+        )
         stored = publish_again(
             args.again,
             ModelStore(args.base_store, args.store),
@@ -351,6 +360,7 @@ def main(argv: list[str] | None = None) -> None:
         licence=args.licence,
         licences=licences,
         sharp=args.sharp,
+        quote=args.quote,
     )
     _print_published(stored)
 

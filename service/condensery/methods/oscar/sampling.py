@@ -12,6 +12,8 @@ from condensery.methods.oscar.data import Example, Ids, QaData, RetrievedPassage
 from condensery.networks.oscar_interface import cut_windows
 from condensery.networks.oscar_shape import OscarShape
 
+FEW = 2048  # examples that are ordered at once
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -27,7 +29,8 @@ class Mix:
         spelled: Share of the batches in which no compressor reads: the generator alone learns to
             say what vectors spell, at a tenth of the cost.
         plain: Share whose passages the generator reads as plain text.
-        plain_tokens: Most tokens those are cropped to: no compressor's window bounds them.
+        plain_tokens: Most tokens those are cropped to, since no compressor's window bounds them; 0:
+            as the others.
         none: Share without any passage.
         cut: Share in which the sentence of the answer is cut out of its passage, which then is
             near and answers nothing: the rerank head and the pointer learn from it alone.
@@ -43,7 +46,7 @@ class Mix:
     first: float = 0.5
     spelled: float = 0.2
     plain: float = 0.2
-    plain_tokens: int = 128
+    plain_tokens: int = 0
     none: float = 0.02
     cut: float = 0.0
     slips: float = 0.1
@@ -58,6 +61,8 @@ class Mix:
         for field in fields(self):
             value = getattr(self, field.name)
             least, most = (0.0, 1.0) if field.type is float else (1, None)
+            if field.name == "plain_tokens":
+                least = 0
             if value < least or (most is not None and value > most):
                 wanted = "from 0 to 1" if most else "at least 1"
                 raise InputError(
@@ -71,7 +76,7 @@ class Mix:
 
 
 class Sampler:
-    """Draws batches from several sets, any of a set's examples each time.
+    """Draws batches from several sets, each set in a new order every epoch.
 
     A batch comes from one set and has one crop size: attention pads rows of a batch to few
     lengths.
@@ -94,18 +99,25 @@ class Sampler:
     ) -> None:
         self._sets = [data for data, _ in sets]
         self._weights = [weight for _, weight in sets]
+        self._orders: list[list[int]] = [[] for _ in sets]
         self._shape, self._mix, self._rng = shape, mix, rng
         self._sentence_ends = np.array(sorted(sentence_ends), np.int32)
 
     def batch(self, tokens: int) -> list[Item]:
         """Draw items until their passages take ``tokens`` positions of who reads them."""
         (which,) = self._rng.choices(range(len(self._sets)), self._weights)
-        data = self._sets[which]
+        data, order = self._sets[which], self._orders[which]
         size = self._rng.randint(self._mix.smallest, self._shape.passage_tokens)
         spelled = self._rng.random() < self._mix.spelled
         items: list[Item] = []
         while tokens > 0:
-            example = self._rng.choice(data.examples)  # to shuffle all for a batch takes long
+            if not order:
+                order.extend(range(len(data.examples)))
+                if len(order) > FEW:  # to shuffle all for a batch takes long
+                    order[:] = self._rng.sample(order, FEW)
+                else:
+                    self._rng.shuffle(order)
+            example = data.examples[order.pop()]
             if spelled and not example.ranked_only:
                 item = self._spelled(data, example)
                 passages, _ = item.spelled or (0, 0)
@@ -147,7 +159,8 @@ class Sampler:
         draw = rng.random()
         plain = mix.none + mix.cut <= draw < mix.none + mix.cut + mix.plain
         if plain:
-            size = size * mix.plain_tokens // self._shape.passage_tokens
+            longest = self._shape.passage_tokens
+            size = size * (mix.plain_tokens or longest) // longest
         gold = self._row(data, question, best, size, answers=True)
         fed = self._slip(answer, gold.passage)
         if draw < mix.none:

@@ -63,7 +63,7 @@ def test_a_pack_is_made_and_its_recipe_can_be_changed(
         ("--packed P --out O --data D", "--data: --packed has it already"),
         ("--packed P --out O --generator-layers 6", "--generator-layers: --packed has it already"),
         ("--base B --data D --out O --start S --start-model M", "--start-model: --start names"),
-        ("--base B --data D --out O --start S --start-generator G", "--start-generator: the gen"),
+        ("--base B --data D --out O --language-model L --start-generator G", "--start-generator: "),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: str, says: str) -> None:

@@ -89,6 +89,15 @@ def test_rows_fit_the_shape() -> None:
     assert max(lengths) == SHAPE.passage_tokens
 
 
+def test_what_is_read_as_text_may_be_longer_than_a_window() -> None:
+    longest = 0
+    mix = replace(MIX, plain=1, none=0, plain_tokens=2 * SHAPE.passage_tokens)
+    for item in draw(200, mix=mix):
+        assert item.plain
+        longest = max(longest, *(len(row.passage) for row in item.rows))
+    assert SHAPE.passage_tokens < longest <= 2 * SHAPE.passage_tokens
+
+
 def test_shares_are_those_of_the_mix() -> None:
     mix = replace(MIX, several=0.5, others=3, plain=0.2, none=0.1)
     kinds = Counter(

@@ -99,8 +99,12 @@ async def ask(
         windows = [memory for place in kept for memory in compressed[place].memories]
         if model.free_positions_for(question, windows, max_tokens) >= 0:
             context = list(windows)
+    if plain:
+        texts = list(passages[:read])
+    else:
+        texts = [read_text(compressed[place], passages[place]) for place in list(order)[:read]]
     text, count = "", 0
-    async for token in model.generate(question, context, max_tokens=max_tokens):
+    async for token in model.generate(question, context, max_tokens=max_tokens, texts=texts):
         text += token.text
         count = token.count
     cost = model.count_cost(question, compressed, context, [], completion_tokens=count)
@@ -115,6 +119,12 @@ async def ask(
         positions=cost.positions,
         flops=cost.flops_used,
     )
+
+
+def read_text(compressed: CompressedPassage, passage: str) -> str:
+    """Return what is read of a passage: of several scored windows, the best."""
+    one = compressed.windows > 1 and compressed.relevance is not None
+    return passage[compressed.start : compressed.end] if one else passage
 
 
 async def _compress(
