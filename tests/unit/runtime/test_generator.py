@@ -171,14 +171,18 @@ async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
     letters = len(VOCABULARY) // 2
     texts = [[rng.randrange(4, letters) for _ in range(rng.randint(3, 30))] for _ in range(2)]
     prompt = prompt_of(seed)
-    ids = as_transformers_has_it(plain).generate(
-        inputs_embeds=embeds_of(prompt, plain),
-        max_new_tokens=10,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=SPECIALS.end,
-        prefix_allowed_tokens_fn=lambda _, said: sorted(stretches(texts, said.tolist())),
-    )[0].tolist()
+    ids = (
+        as_transformers_has_it(plain)
+        .generate(
+            inputs_embeds=embeds_of(prompt, plain),
+            max_new_tokens=10,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=SPECIALS.end,
+            prefix_allowed_tokens_fn=lambda _, said: sorted(stretches(texts, said.tolist())),
+        )[0]
+        .tolist()
+    )
     wanted = ids[: ids.index(SPECIALS.end)] if SPECIALS.end in ids else ids
     continues = np.array([word.startswith("##") for word in VOCABULARY])
     quotes = Quotes.of(texts, continues)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny_pair import SPECIALS, tiny_shape
+from safetensors.torch import load_file, save_file
+from tiny_pair import SPECIALS, tiny_config, tiny_pair, tiny_shape
+from transformers import BertForQuestionAnswering
 
 from condensery.errors import InputError, Overloaded
 from condensery.methods.oscar import training
@@ -276,3 +277,38 @@ def test_a_run_may_go_without_validation(
     train(beginning(base_folder, data_folder, replace(RECIPE, steps=1)), tmp_path, limit=0)
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [sorted(row) for row in rows if "validation" in row] == []
+
+
+def test_what_names_a_part_goes_before_what_names_a_pair(
+    base_folder: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    shape = replace(SHAPE, walk=True)
+    sizes = {"query_tokens": 24, "passage_tokens": 48, "walk": True}
+    whole, other = (tiny_pair(seed=seed, **sizes).own_state() for seed in (8, 9))
+    save_file(whole, tmp_path / "whole.safetensors")
+    save_file(other, tmp_path / "other.safetensors")
+    reader = BertForQuestionAnswering(tiny_config())
+    words = new_pair(base_folder, shape).compressor.backbone.embeddings.word_embeddings.weight
+    reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
+    reader.save_pretrained(tmp_path / "reader")
+    origins = Origins(
+        base_folder,
+        reader=tmp_path / "reader",
+        start=tmp_path / "whole.safetensors",
+        start_generator=tmp_path / "other.safetensors",
+    )
+    start = prepare(origins, data_folder, shape, RECIPE, mix=MIX)
+    layers = dict(reader.bert.named_parameters())
+    head = reader.qa_outputs
+    for name, value in start.pair.own_state().items():
+        if name.startswith("generator."):
+            expected = other[name]
+        elif name.startswith("compressor.backbone."):
+            expected = layers[name.removeprefix("compressor.backbone.")]
+        elif name == "compressor.pointer.span.weight":
+            expected = head.weight
+        elif name == "compressor.pointer.span.bias":
+            continue  # its end is shifted
+        else:
+            expected = whole[name]
+        assert torch.equal(value, expected), name
