@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+# Least probability of nothing at which the likeliest walk is none. Nothing is one event, an answer's
+# probability lies on many spans: compared one by one, nothing won wherever an answer's bounds were
+# open. Whether a passage answers at all is the relevance score's to say.
+SURE = 0.9
 FAR = -1e4  # a log-probability of nothing; -inf would make gradients NaN
 
 
@@ -72,7 +76,8 @@ def likeliest_span(at: Tensor, stop: Tensor, go: Tensor, last: Tensor, *, steps:
     """Return the one likeliest walk, as log-probabilities: 0 where it is, ``FAR`` elsewhere.
 
     A mix of several walks spells several answers at once, each at its own place; the likeliest walk
-    spells one, as an extractive reader's best span does.
+    spells one, as an extractive reader's best span does. It is none where none has a probability of
+    ``SURE``.
 
     Args:
         at: Log-probabilities of where it begins, (passages, longest).
@@ -98,7 +103,8 @@ def likeliest_span(at: Tensor, stop: Tensor, go: Tensor, last: Tensor, *, steps:
             taken = taken + stop[:, final]
         scores.append(taken.masked_fill(~inside, 2 * FAR))
     empty = torch.where(last, at, 2 * FAR).amax(1, keepdim=True)  # begins at the end
-    table = torch.cat([empty, torch.cat(scores, dim=1)], dim=1)
+    nothing = torch.where(empty >= math.log(SURE), 1.0, 2 * FAR)  # above any walk's, or below
+    table = torch.cat([nothing, torch.cat(scores, dim=1)], dim=1)
     best = table.argmax(1)
     length = torch.where(best == 0, 0, (best - 1) // longest + 1)
     first = torch.where(best == 0, end, (best - 1) % longest)

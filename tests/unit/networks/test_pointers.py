@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from condensery.networks.pointers import FAR, Pointer, SpanPointer
+from condensery.networks.pointers import FAR, SURE, Pointer, SpanPointer, likeliest_span
 
 HIDDEN, STEPS, LENGTHS = 6, 4, (5, 1, 3, 9)
 
@@ -91,7 +91,7 @@ def test_a_sharp_walk_is_the_likeliest_of_all_walks(seed: int) -> None:
         end = length - 1
         chance = starts[row, :length].softmax(0).tolist()
         stop = torch.sigmoid(ends[row]).tolist()
-        walks = {(end,) * STEPS: chance[end]}
+        walks = {(end,) * STEPS: 2.0 if chance[end] >= SURE else -1.0}
         for first in range(end):
             for count in range(1, STEPS + 1):
                 if first + count > end:
@@ -105,3 +105,13 @@ def test_a_sharp_walk_is_the_likeliest_of_all_walks(seed: int) -> None:
                 walks[tuple(path)] = taken
         best = max(walks, key=lambda path: walks[path])
         assert tuple(mixed[row].argmax(-1).tolist()) == best
+
+
+@pytest.mark.parametrize(("nothing", "walked"), [(0.85, False), (0.95, True)])
+def test_nothing_is_walked_only_where_it_is_sure(nothing: float, walked: bool) -> None:
+    """Its probability is over any span's in both: that of an answer lies on many."""
+    at = torch.tensor([[(1 - nothing) / 4] * 4 + [nothing]]).log()
+    stop, go = torch.full((1, 5), 0.5).log(), torch.full((1, 5), 0.5).log()
+    last = torch.tensor([[False] * 4 + [True]])
+    path = likeliest_span(at, stop, go, last, steps=3).argmax(-1)
+    assert (path[0, 0].item() == 4) == walked
