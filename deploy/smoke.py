@@ -62,6 +62,9 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--key-file", type=Path, help="where the server's key is, if it has one")
     parser.add_argument("--seconds", type=float, default=60, help="how long it asks")
+    parser.add_argument(
+        "--pause", type=float, default=1, help="seconds after each round: idle time, for shadows"
+    )
     asked = parser.parse_args()
     key = asked.key_file.read_text().strip() if asked.key_file else None
     rounds, end = 0, time.monotonic() + asked.seconds
@@ -72,6 +75,7 @@ def main() -> None:
                 while time.monotonic() < end:
                     ask(client)
                     rounds += 1
+                    time.sleep(asked.pause)
         finally:
             with contextlib.suppress(CondenseryError):
                 for snapshot in client.list_snapshots(INDEX).data:

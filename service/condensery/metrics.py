@@ -32,6 +32,9 @@ FallbackReason = Literal["timeout", "fault"]
 # Why the server that writes answers failed: no connection, its status (429, 5xx; another), no next
 # words in time, what is no answer, an end in mid-stream.
 AnswerServerFailure = Literal["connection", "unavailable", "refused", "slow", "malformed", "cut"]
+# What became of an answer's shadow: compared; dropped, since callers came or enough wait, since the
+# server ends, since it took too long, did not fit as text, or its pair serves no more; failed.
+ShadowOutcome = Literal["done", "busy", "draining", "late", "too_long", "gone", "failed"]
 _TASKS = ",".join(get_args(Task))
 
 # Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
@@ -41,6 +44,7 @@ SECONDS_BUCKETS = (
 )
 TOKEN_BUCKETS = tuple(float(2**k) for k in range(17))
 RELEVANCE_BUCKETS = tuple(k / 10 for k in range(1, 11))
+AGREEMENT_BUCKETS = (0.0, *RELEVANCE_BUCKETS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,22 @@ class Metrics:
     context_bytes: Gauge = _gauge("condensery_context_bytes", "Bytes that those contexts take.")
     ttft_seconds: Histogram = _histogram(
         "condensery_ttft_seconds", "Time from a question to its answer's first token.", "model"
+    )
+    shadows: Counter = _counter(
+        "condensery_shadows_total",
+        "Answers drawn to be computed a second time, by what became of that.",
+        f"model outcome={','.join(get_args(ShadowOutcome))}",
+    )
+    shadow_agreement: Histogram = _histogram(
+        "condensery_shadow_agreement",
+        "F1 of the words of an answer and of its shadow, 0 to 1.",
+        "model",
+        buckets=AGREEMENT_BUCKETS,
+    )
+    shadow_exact: Counter = _counter(
+        "condensery_shadow_exact_total",
+        "Shadows that say the same as the answer but for case, articles and punctuation.",
+        "model",
     )
     answer_server_requests: Counter = _counter(
         "condensery_answer_server_requests_total",

@@ -131,6 +131,8 @@ class RequestContext:
         leases: The models that it uses to its end, by name, though they are replaced meanwhile.
         endings: Called once it is over.
         over: Whether it is.
+        background: Nobody waits for it: it gives way to whatever somebody waits for, and is in no
+            measurement of what callers get.
     """
 
     request_id: str = "-"
@@ -143,6 +145,7 @@ class RequestContext:
     leases: dict[str, Any] = field(default_factory=dict)
     endings: list[Callable[[], None]] = field(default_factory=list)
     over: bool = False
+    background: bool = False
 
     @property
     def log_fields(self) -> dict[str, str]:

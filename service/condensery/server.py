@@ -45,7 +45,8 @@ from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.maintenance import SAMPLES_INDEX as SAMPLES
 from condensery.jobs.maintenance import ensure_samples, resume_rebuilds
 from condensery.jobs.models import watch_models
-from condensery.jobs.services import Admission, RequestLimits, Services, Uploads
+from condensery.jobs.services import Admission, Health, RequestLimits, Services, Uploads
+from condensery.jobs.shadows import Shadows
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics, watch_disk
 from condensery.request_context import Tracer
@@ -249,12 +250,15 @@ class Server:
         registry = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_registry, registry)
         watch_gpus(metrics, (workers.device for workers in registry.workers))
+        admission = Admission(settings.max_requests, settings.max_inflight_bytes, metrics)
+        health = Health()
         self._services = services = Services(
             registry=registry,
             indexes=indexes,
             metrics=metrics,
             limits=_limits(settings),
-            admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
+            health=health,
+            admission=admission,
             keys=self._keys,
             contexts=ContextStore(settings.max_context_bytes, metrics),
             search_mode=settings.search,
@@ -262,6 +266,7 @@ class Server:
             slow=SlowRequests(settings.slow_ms),
             uploads=Uploads(settings.data_dir),
             tracer=tracer,
+            shadows=self._open_shadows(stack, registry, admission, health, metrics),
         )
         watch_models(services)
         services.health.watch(metrics.ready.set)
@@ -313,6 +318,28 @@ class Server:
         if key is not None and settings.answer_with.startswith("http:") and is_reachable(host):
             self._say(f"warning: its key goes to {host} unencrypted (answer_with is no https)")
         return server
+
+    def _open_shadows(
+        self,
+        stack: AsyncExitStack,
+        registry: "ModelRegistry",
+        admission: Admission,
+        health: Health,
+        metrics: Metrics,
+    ) -> Shadows | None:
+        """Return what computes a share of answers a second time, if one is set."""
+        share, model = self._settings.shadow_share, self._settings.shadow_model
+        if not share:
+            return None
+        if model is not None:
+            try:
+                registry.pair(model)
+            except CondenseryError as error:  # it may be loaded later
+                self._say(f"warning: shadow_model: {error.message}")
+        shadows = Shadows(share, model, registry, admission, health, metrics)
+        stack.push_async_callback(shadows.close)
+        self._say(f"{share:g} of answers are computed again in idle time, as text")
+        return shadows
 
     async def _make_samples(self) -> bool:
         """Make the sample index, if it is wanted and not there; returns whether it is there."""

@@ -83,6 +83,7 @@ _device = _group(
     examples=["auto", "cpu", "cuda", "cuda:1"],
 )
 _answering = _group("answers by another server")
+_quality = _group("quality of answers")
 _limit = _group("limits")
 _security = _group(SECURITY_GROUP)
 _lifetime = _group("start and shutdown")
@@ -158,6 +159,11 @@ class Settings(BaseModel):
     """Most tokens of passages that it is sent, about: 4 bytes each."""
     answer_passages: Literal["prompt", "documents"] = _answering("prompt")
     """How it is sent them: in the prompt, or as `documents`, which another condensery reads."""
+
+    shadow_share: float = _quality(0.0, ge=0, le=1)
+    """Share of answers computed again from plain text, in idle time, to see how far both agree."""
+    shadow_model: str | None = _quality(min_length=1, max_length=256, allowed="a pair's name")
+    """The pair that reads the text; by default the one that answered."""
 
     max_body_bytes: int = _limit(8 * 2**20, ge=1024, le=2**30)
     """Longest request, REST body and gRPC message alike."""
@@ -291,6 +297,11 @@ class Settings(BaseModel):
             if self.answer_model:
                 present, missing = missing, present
             raise _wrong_value(f"it needs {missing} beside it", present)
+        if self.shadow_model and not self.shadow_share:
+            raise _wrong_value("it needs shadow_share beside it", "shadow_model")
+        if self.shadow_share and self.answer_with:
+            problem = "answers are read from text where answer_with is set: nothing to compare"
+            raise _wrong_value(problem, "shadow_share")
         if self.tls_cert and self.tls_key:
             try:
                 read_certificate(self.tls_cert, self.tls_key)

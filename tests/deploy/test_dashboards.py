@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.conftest import LiveServer
+from tests.conftest import serving
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -105,17 +105,21 @@ def is_empty(reply: dict[str, Any]) -> bool:
     shutil.which("prometheus") is None, reason="needs prometheus, of Debian's package of that name"
 )
 def test_no_panel_and_no_rule_is_empty_under_a_small_load(
-    live_server: LiveServer, tmp_path: Path, subtests: pytest.Subtests
+    store_with_pair: Path, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     queries = {
         f"{title}: {query}": query
         for title, query in (*read_panels(), *read_rules())
         if not needs_gpu(title, query)
     }
-    smoke = [sys.executable, str(ROOT / "deploy" / "smoke.py"), "--url", live_server.url]
+    smoke = [sys.executable, str(ROOT / "deploy" / "smoke.py")]
     empty = dict(queries)
-    with prometheus(live_server.url, tmp_path) as asked:
-        load = subprocess.Popen([*smoke, "--seconds", str(PATIENCE_SECONDS)])
+    (tmp_path / "server").mkdir()
+    with (
+        serving(store_with_pair, tmp_path / "server", "--shadow-share", "1") as server,
+        prometheus(server.url, tmp_path) as asked,
+    ):
+        load = subprocess.Popen([*smoke, "--url", server.url, "--seconds", str(PATIENCE_SECONDS)])
         try:
             while empty and load.poll() is None:
                 time.sleep(2)

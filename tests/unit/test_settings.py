@@ -392,6 +392,15 @@ def test_a_server_that_writes_answers_and_its_model_come_together() -> None:
     assert "answer_with" in refusal({"answer_model": "qwen"})
 
 
+def test_a_shadow_needs_a_share_and_an_answer_of_ours() -> None:
+    assert read_settings().shadow_share == 0
+    assert read_settings({"shadow_share": "0.05", "shadow_model": "big"}).shadow_model == "big"
+    assert "a number, 0 to 1" in refusal({"shadow_share": 1.5})
+    assert "shadow_share" in refusal({"shadow_model": "big"})
+    there = {"answer_with": "http://there", "answer_model": "qwen"}
+    assert "nothing to compare" in refusal({"shadow_share": 0.5, **there})
+
+
 def test_its_key_is_a_header_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONDENSERY_ANSWER_KEY", "hunter2")
     settings = read_settings()

@@ -77,6 +77,8 @@ async def answer(services: Services, question: Question) -> AsyncIterator[Answer
     selected = await select_context(oscar, question, retrieved, server)
     async with closing(stream_answer(services, oscar, question, selected, began)) as events:
         async for event in events:
+            if services.shadows is not None and isinstance(event, Answer):
+                services.shadows.offer(oscar.info, question, selected, event)
             yield event
 
 

@@ -27,6 +27,7 @@ from condensery.values import Rebuild, RebuildPlan, RebuildState, SearchMode
 
 if TYPE_CHECKING:  # else describing the REST API would load faiss
     from condensery.index.rebuilding import Rebuilding
+    from condensery.jobs.shadows import Shadows
 
 T = TypeVar("T")
 
@@ -74,6 +75,11 @@ class Admission:
         self.bytes = 0
         self._seconds_each = 0.0  # between two requests that leave
         self._last_left = math.nan
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when a request comes in to none, and when the last one has left."""
+        self._watchers.append(callback)
 
     @contextmanager
     def admit(self, size: int) -> Iterator[Permit]:
@@ -92,12 +98,16 @@ class Admission:
         permit = Permit(self, size)
         self.requests += 1
         self.bytes += size
+        if self.requests == 1:
+            self._notify()
         try:
             yield permit
         finally:
             self.requests -= 1
             self.bytes -= permit.size
             self._left()
+            if not self.requests:
+                self._notify()
 
     def check_bytes(self, size: int, *, alone: bool) -> None:
         """Raise Overloaded if ``size`` bytes more are over the limit; ``alone``, they never are."""
@@ -110,6 +120,10 @@ class Admission:
             f"limit of {self.max_bytes} (max_inflight_bytes).",
             (self.bytes + size - self.max_bytes) / mean,
         )
+
+    def _notify(self) -> None:
+        for callback in self._watchers:
+            callback()
 
     def _left(self) -> None:
         now = time.monotonic()
@@ -366,7 +380,8 @@ class Services:
 
     ``search_mode`` is how an index is searched where a request does not say; ``slow`` logs requests
     that took long; ``answer_server`` writes answers in place of the pairs' own generators;
-    ``tracer`` makes spans of requests, where they are traced.
+    ``tracer`` makes spans of requests, where they are traced; ``shadows`` computes a share of
+    answers a second time, if one is set.
     """
 
     registry: ModelRegistry
@@ -383,3 +398,4 @@ class Services:
     slow: SlowRequests = field(default_factory=SlowRequests)
     answer_server: AnswerServer | None = None
     tracer: Tracer | None = None
+    shadows: "Shadows | None" = None

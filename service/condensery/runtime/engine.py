@@ -138,7 +138,9 @@ class Engine:
     A sequence reserves blocks for its prompt and all its tokens when it begins, so that nothing
     that has begun is ever sent back; until enough are free it waits its turn (``FairQueue``). One
     worker takes all sequences that wait for a token, the others read prompts; where these have
-    nothing to do, it computes with their threads as well.
+    nothing to do, it computes with their threads as well. A sequence that nobody waits for
+    (``RequestContext.background``) goes on while no other is ready, in short steps on one thread,
+    and is in no measurement that others are judged or refused by.
 
     Args:
         limits: Of the queue, and of steps in which nobody waits for a token.
@@ -297,10 +299,14 @@ class Engine:
             prompt += chunk.count if chunk.sequence.in_prompt else 0
         tokens = _count_token_rows(chunks)
         likely = self._step_times.estimate(tokens, prompt)
-        self._in_flight[id(chunks)] = InFlightStep(time.monotonic(), likely, tokens)
+        background = _is_background(chunks)
+        # Nobody's next token joins a step that nobody waits for.
+        joins = 0 if background else tokens
+        self._in_flight[id(chunks)] = InFlightStep(time.monotonic(), likely, joins)
         if self._ready and idle > 1:
             self._workers.changed.notify()  # another worker takes the rest
-        alone = not (express or self._ready or self._queue.items)
+        # Beside what nobody waits for, the other workers stay idle for who comes meanwhile.
+        alone = not (express or background or self._ready or self._queue.items)
         most = min(idle, self._cores) if alone else 1
         threads = self._thread_scaler.threads(most, tokens, prompt)
         seconds = self._step_times.upper_estimate(tokens, prompt)
@@ -338,11 +344,12 @@ class Engine:
         self._waiting.discard(sequence)
         self._running.add(sequence)
         sequence.waited = time.perf_counter() - sequence.queued.arrived
-        self._counts.queue_seconds.observe(sequence.waited)
+        if not sequence.background:
+            self._counts.queue_seconds.observe(sequence.waited)
+            self._step_times.note_start(time.monotonic())
         sequence.blocks = self._blocks.take(blocks)
         sequence.positions = block_positions(sequence.blocks)
         self._ready.append(sequence)
-        self._step_times.note_start(time.monotonic())
 
     def _run(self, chunks: list[ScheduledChunk], prompt: int, threads: int) -> None:
         """Run a step in a worker's thread, and send its outcomes to the callers."""
@@ -354,7 +361,8 @@ class Engine:
             seconds = time.perf_counter() - started
             threads = min(threads, torch.get_num_threads())  # or it did not get them
             with self._workers.changed:
-                self._thread_scaler.record(threads, _count_token_rows(chunks), prompt, seconds)
+                if not _is_background(chunks):
+                    self._thread_scaler.record(threads, _count_token_rows(chunks), prompt, seconds)
                 self._finish_step(chunks, outcomes)
 
     def _finish_step(self, chunks: list[ScheduledChunk], outcomes: list[StepOutcome]) -> None:
@@ -373,13 +381,15 @@ class Engine:
             event = chunk.apply(outcome)
             if event is not None:
                 events.append((sequence, event))
-                if (seconds := sequence.seconds_since_last()) is not None:
+                seconds = sequence.seconds_since_last()
+                if seconds is not None and not sequence.background:
                     self._counts.inter_token_seconds.observe(seconds)
             if isinstance(event, CondenseryError) or (event is not None and event.finish):
                 self._end(sequence)
             else:
                 self._ready.append(sequence)
-        self._counts.step_tokens.observe(sum(chunk.count for chunk in chunks))
+        if not _is_background(chunks):
+            self._counts.step_tokens.observe(sum(chunk.count for chunk in chunks))
         self._show()
         # Before another worker can take the next step, whose tokens would else overtake these.
         send_events(events)
@@ -408,9 +418,12 @@ class Engine:
         if not sequence.blocks:
             return
         self._blocks.give_back(sequence.blocks)
-        self._step_times.note_end(
-            len(sequence.blocks) * BLOCK, time.monotonic(), idle=not self._running
-        )
+        if not sequence.background:
+            self._step_times.note_end(
+                len(sequence.blocks) * BLOCK,
+                time.monotonic(),
+                idle=all(other.background for other in self._running),
+            )
         sequence.blocks = []
 
     def _outcomes(self, chunks: list[ScheduledChunk]) -> list[StepOutcome]:
@@ -430,6 +443,8 @@ class Engine:
         return Unavailable(f"{self._model}: shutting down")
 
     def _count_dropped(self, sequence: Sequence, cause: str) -> None:
+        if sequence.background:  # no caller has left, nor run out of time
+            return
         stage = "generate" if sequence.queued.begun else "queue"
         self._metrics.cancelled.labels(self._model, stage, cause).inc()
 
@@ -437,6 +452,11 @@ class Engine:
         self._counts.running.set(len(self._running))
         self._counts.waiting.set(self._queue.items)
         self._counts.used.set(self._blocks.used * BLOCK)
+
+
+def _is_background(chunks: list[ScheduledChunk]) -> bool:
+    """Whether nobody waits for any of a step's chunks; others are never in one step with those."""
+    return all(chunk.sequence.background for chunk in chunks)
 
 
 def _count_token_rows(chunks: list[ScheduledChunk]) -> int:

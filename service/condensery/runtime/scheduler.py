@@ -32,6 +32,9 @@ MIN_SPEEDUP = 1.1
 # the model's size, on how many sequences run, and on what else the machine does. Not one alone:
 # the first of a new shape prepares its products.
 TRIAL_PERIOD, TRIAL_STEPS = 64, 2
+# Positions that a step reads of a prompt for which nobody waits: who comes meanwhile waits for no
+# more than that.
+BACKGROUND_POSITIONS = 64
 # A step that has taken so many times what it should is not waited for: it may hang.
 HANG_FACTOR = 5
 
@@ -283,7 +286,8 @@ def schedule_step(
     """Choose a step's chunks: those that wait for a token, then pieces of prompts.
 
     A step reads all weights, for one sequence or for ten. So one worker takes the single tokens,
-    and what is ready while it is at it joins its next step; the others read prompts.
+    and what is ready while it is at it joins its next step; the others read prompts. What nobody
+    waits for runs in steps of its own, while nothing else is ready.
 
     Args:
         ready: Sequences that run, and are in no step at the moment.
@@ -296,6 +300,7 @@ def schedule_step(
     Returns:
         Nothing where all are to join the next step of a worker that is busy.
     """
+    ready = [sequence for sequence in ready if not sequence.background] or ready
     in_prompt = [sequence for sequence in ready if sequence.in_prompt]
     chunks: list[ScheduledChunk] = []
     if not any(_ends_soon(step, own_seconds) for step in steps):
@@ -306,7 +311,8 @@ def schedule_step(
     for sequence in in_prompt[: -(-len(in_prompt) // max(1, idle))]:
         if left <= 0:
             break
-        chunks.append(ScheduledChunk(sequence, min(sequence.size - sequence.done, left)))
+        most = min(left, BACKGROUND_POSITIONS) if sequence.background else left
+        chunks.append(ScheduledChunk(sequence, min(sequence.size - sequence.done, most)))
         left -= chunks[-1].count
     return chunks
 

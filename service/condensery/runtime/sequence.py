@@ -204,6 +204,11 @@ class Sequence:
         return self.request.prompt_positions + self.request.max_tokens - 1
 
     @property
+    def background(self) -> bool:
+        """Whether nobody waits for it."""
+        return self.queued.call.background
+
+    @property
     def in_prompt(self) -> bool:
         """Whether a part of its prompt is still to be read."""
         return self.done < self.size

@@ -437,3 +437,41 @@ async def test_what_waits_for_room_says_how_long_and_the_metrics_have_it_as_the_
     finally:
         gate.opened.set()
         served.close()
+
+
+async def test_what_nobody_waits_for_gives_the_same_and_is_in_no_measurement(
+    served: Served,
+) -> None:
+    prompt, gate = prompt_of(0, 80), Gate()
+    with serving_request(RequestContext(background=True)):
+        assert await served.answer(prompt, 5) == ANSWER(prompt, 5)
+        with served.before_each_step(gate):
+            leaves = served.begin(prompt, 5)
+            await gate.wait()
+            served.engine.leave(leaves, "client")
+            gate.opened.set()
+            await served.empty()
+    assert served.dropped("generate", "client") == 0
+    stage = {"model": "m", "stage": "queue"}
+    assert served.sample("stage_duration_seconds_count", **stage) == 0
+    for name in ("step_tokens_count", "inter_token_seconds_count"):
+        assert served.sample(name, model="m") == 0
+    assert served.engine.expected_seconds(10) == 0, "what callers are told goes by callers alone"
+    assert await served.answer(prompt, 5) == ANSWER(prompt, 5)
+    assert served.sample("step_tokens_count", model="m") == 5
+
+
+async def test_a_caller_goes_before_what_nobody_waits_for(served: Served) -> None:
+    gate, steps = Gate(passing=1), []
+    with (
+        served.before_each_step(lambda rows: steps.append(len(rows))),
+        served.before_each_step(gate),
+    ):
+        with serving_request(RequestContext(background=True)):
+            shadow = served.begin(prompt_of(0, 80), 3)
+        await gate.wait()  # in the second piece of its prompt
+        asked = served.begin(prompt_of(1, 9), 3)
+        gate.opened.set()
+        assert await served.rest(asked) == ANSWER(prompt_of(1, 9), 3)
+        assert await served.rest(shadow) == ANSWER(prompt_of(0, 80), 3)
+    assert steps == [64, 16, 9, 1, 1, 1, 1]

@@ -6,6 +6,7 @@ import pytest
 
 from condensery.runtime import scheduler
 from condensery.runtime.scheduler import (
+    BACKGROUND_POSITIONS,
     HANG_FACTOR,
     InFlightStep,
     StepTimeModel,
@@ -16,9 +17,10 @@ STEP, BATCH = 256, 2048
 NOW = 100.0
 
 
-def sequence(left: int = 0) -> Any:
+def sequence(left: int = 0, *, background: bool = False) -> Any:
     """A stand-in with what choosing reads of a sequence: ``left`` prompt positions to read."""
     return SimpleNamespace(
+        background=background,
         in_prompt=left > 0,
         size=100 + left,
         done=100,
@@ -95,3 +97,11 @@ def test_prompts_are_read_in_pieces_while_somebody_waits_for_a_token(
     times = step_times(1.0)
     assert counts(ready, len(ready), times=times) == [*[1] * writing, most]
     assert counts(ready, len(ready), times=times, express=True) == [1] * writing
+
+
+def test_what_nobody_waits_for_runs_by_itself_in_short_pieces() -> None:
+    shadow, token = sequence(1000, background=True), sequence(background=True)
+    assert counts([shadow], 1) == [BACKGROUND_POSITIONS]
+    assert counts([token], 1) == [1]
+    assert counts([shadow, sequence(30), token], 3) == [30]
+    assert counts([shadow, sequence(), token], 3) == [1]
