@@ -232,7 +232,8 @@ class Shadows:
             prompt = await asyncio.to_thread(_make_prompt, pair, shadow)
             if prompt is None:
                 return "too_long"
-            text, cut = await _generate(pair, prompt, shadow)
+            quotes = await asyncio.to_thread(pair.quotes, shadow.passages)
+            text, cut = await _generate(pair, prompt, quotes, shadow)
             text = await asyncio.to_thread(_in_the_sources_words, text, shadow, cut=cut)
         exact, f1 = measure_agreement(shadow.answer, text)
         self._metrics.shadow_agreement.labels(shadow.model).observe(f1)
@@ -263,10 +264,14 @@ def _make_prompt(pair: OscarModel, shadow: Shadow) -> GeneratorPrompt | None:
     return prompt if free >= 0 else None
 
 
-async def _generate(pair: OscarModel, prompt: GeneratorPrompt, shadow: Shadow) -> tuple[str, bool]:
-    """Return what the pair writes, and whether that may end within a word."""
+async def _generate(
+    pair: OscarModel, prompt: GeneratorPrompt, quotes: object, shadow: Shadow
+) -> tuple[str, bool]:
+    """Return what the pair writes, held to ``quotes``, and whether that may end within a word."""
     texts, cut = [], True
-    stream = pair.generate_from_prompt(prompt, max_tokens=shadow.max_tokens, stop=shadow.stop)
+    stream = pair.generate_from_prompt(
+        prompt, max_tokens=shadow.max_tokens, stop=shadow.stop, quotes=quotes
+    )
     async with closing(stream) as tokens:
         async for token in tokens:
             texts.append(token.text)

@@ -64,7 +64,9 @@ def _halves(shape: dict[str, Any], base: str | None) -> list[str]:
     if copies:
         lines.append(f"{copies}: it leans to copying.")
     if "family" not in shape and own.quote:
-        lines.append("Its answers are held to the passages read: each is one stretch of one of them.")
+        lines.append(
+            "Its answers are held to the passages read: each is one stretch of one of them."
+        )
     lines.append(
         f"The generator {generator} and reads up to {positions} positions, answer included."
     )
