@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# Least probability of nothing at which the likeliest walk is none. Nothing is one event, an answer's
-# probability lies on many spans: compared one by one, nothing won wherever an answer's bounds were
-# open. Whether a passage answers at all is the relevance score's to say.
+# Least probability of nothing at which the likeliest walk is none. Nothing is one event, while an
+# answer's probability lies on many spans: one by one, nothing won wherever the bounds were open.
+# Whether a passage answers at all is the relevance score's to say.
 SURE = 0.9
 FAR = -1e4  # a log-probability of nothing; -inf would make gradients NaN
 
