@@ -317,6 +317,9 @@ def test_a_model_that_carries_an_index_is_chatted_with_by_its_name_alone(
         assert chat.model_extra["condensery"]["citations"] == whole["citations"]
         with pytest.raises(openai.NotFoundError, match="name the pair alone"):
             client.embeddings.create(model=model, input="a")
+    with pytest.raises(openai.NotFoundError, match="'dosc'") as caught:  # not: no passages
+        client.chat.completions.create(model="dosc", messages=[USER])
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError, match="no index 'gone'") as caught:
         client.chat.completions.create(model="oscar-mini@gone", messages=[USER])
     assert (caught.value.code, caught.value.param) == ("index_not_found", "model")

@@ -1,8 +1,8 @@
 """OpenAI's chat completions: its body as a question, the answer in its format, whole or in chunks.
 
 What would change the answer's form and can't be had (a call of a tool, several answers, JSON) is
-refused by name; all else without effect is taken, and the reply's headers say so. Tools that a model
-may call or not are such: chat interfaces offer some with every question.
+refused by name; all else without effect is taken, and the reply's headers say so. So are tools that
+a model may call or not: chat interfaces offer some with every question.
 """
 
 import re
