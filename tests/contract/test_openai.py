@@ -105,6 +105,7 @@ async def test_many_callers_at_once_each_get_their_own(live_server: Any) -> None
 QUESTION = "Which lake does the Rhine pass through?"
 PASSAGES = ["The Rhine passes through Lake Constance.", "Helium is a gas.", "Vasa sank in 1628."]
 USER: Any = {"role": "user", "content": QUESTION}
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
 def answer_of(live_server: Any, **body: Any) -> Any:
@@ -241,7 +242,7 @@ def test_compressed_once_a_chat_reads_it_by_its_handle(
     ("more", "field"),
     [
         ({"n": 2}, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": [{"role": "system", "content": "Be brief."}]}, "messages"),
         ({"extra_body": {}}, "documents"),
@@ -274,6 +275,8 @@ def test_a_conversation_asks_its_last_question_and_tells_what_was_not_read(
         presence_penalty=0,
         n=1,
         reasoning_effort="low",
+        tools=[TOOL],
+        tool_choice="auto",
         user="me",
         extra_body={"documents": PASSAGES},
     )
@@ -285,7 +288,7 @@ def test_a_conversation_asks_its_last_question_and_tells_what_was_not_read(
     assert chat.model_extra["condensery"]["ignored_messages"] == 401
     assert raw.headers["x-clamped-fields"] == "max_tokens=512"
     ignored = raw.headers["x-ignored-fields"].split(", ")
-    assert sorted(ignored) == ["frequency_penalty", "reasoning_effort", "user"]
+    assert sorted(ignored) == ["frequency_penalty", "reasoning_effort", "tools", "user"]
 
 
 @pytest.fixture
@@ -314,6 +317,9 @@ def test_a_model_that_carries_an_index_is_chatted_with_by_its_name_alone(
         assert chat.model_extra["condensery"]["citations"] == whole["citations"]
         with pytest.raises(openai.NotFoundError, match="name the pair alone"):
             client.embeddings.create(model=model, input="a")
+    with pytest.raises(openai.NotFoundError, match="'dosc'") as caught:  # not: no passages
+        client.chat.completions.create(model="dosc", messages=[USER])
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError, match="no index 'gone'") as caught:
         client.chat.completions.create(model="oscar-mini@gone", messages=[USER])
     assert (caught.value.code, caught.value.param) == ("index_not_found", "model")
@@ -370,7 +376,7 @@ def test_a_streamed_response_and_its_helper_join_to_the_whole_one(
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"extra_body": {}}, "documents"),
     ],

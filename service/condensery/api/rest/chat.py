@@ -1,7 +1,8 @@
 """OpenAI's chat completions: its body as a question, the answer in its format, whole or in chunks.
 
-What would change the answer's form and can't be had (tools, several answers, JSON) is refused by
-name; all else without effect is taken, and the reply's headers say so.
+What would change the answer's form and can't be had (a call of a tool, several answers, JSON) is
+refused by name; all else without effect is taken, and the reply's headers say so. So are tools that
+a model may call or not: chat interfaces offer some with every question.
 """
 
 import re
@@ -54,9 +55,7 @@ from condensery.question import (
 
 REFUSED_FIELDS: RefusedFields = {
     "n": ((1,), "a request has one answer"),
-    "tools": (([],), "a pair calls no tools"),
     "tool_choice": (("none", "auto"), "a pair calls no tools"),
-    "functions": (([],), "a pair calls no functions"),
     "function_call": (("none", "auto"), "a pair calls no functions"),
     "response_format": (({"type": "text"},), "an answer is plain text"),
     "modalities": (([], ["text"]), "an answer is plain text"),
@@ -70,6 +69,9 @@ NEUTRAL_VALUES: NeutralValues = {
     "reasoning_effort": ("none",),
     "min_p": (0,),
     "store": (False,),
+    "tools": ([],),
+    "functions": ([],),
+    "parallel_tool_calls": (True, False),  # there are none
 }
 
 # What a sentence of a document must not do in a chat: its links, tables and code are not ours.

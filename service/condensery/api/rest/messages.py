@@ -180,6 +180,8 @@ def check_passages(services: Services, question: Question) -> None:
     """Refuse a question that says nowhere where its passages are.
 
     Raises:
+        ModelNotFound: A model is named, and it is no pair that serves: an alias that is mistyped or
+            gone is told by its name, and not by the passages that it would have carried.
         InputError: Says how to.
     """
     if any(getattr(question, source) is not None for source in PASSAGE_SOURCES):
@@ -187,6 +189,8 @@ def check_passages(services: Services, question: Question) -> None:
     aliases, name = services.registry.aliases, question.model
     if name is not None and aliases.index_of(name) is not None:
         return
+    if name is not None:
+        services.registry.pair(name)
     raise InputError.at(
         "documents",
         "a pair answers from passages: name an index with the model (`oscar-mini@INDEX`, or an "

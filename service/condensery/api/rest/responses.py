@@ -39,7 +39,6 @@ from condensery.jobs.services import RequestLimits, Services
 from condensery.question import Answer, AnswerEvent, Delta, Retrieved
 
 REFUSED_FIELDS: RefusedFields = {
-    "tools": (([],), "a pair calls no tools"),
     "tool_choice": (("none", "auto"), "a pair calls no tools"),
     "background": ((False,), "an answer comes with its reply"),
 }
@@ -49,6 +48,7 @@ NEUTRAL_VALUES: NeutralValues = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
+    "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -93,6 +93,8 @@ class Point(Part):
     min_relevance: Finite
     answered: Finite
     f1_answered: Finite | None = None
+    f1_kept: Finite | None = None
+    """Of the F1 that there is without a threshold."""
     wrong_without_gold: Finite | None = None
 
 

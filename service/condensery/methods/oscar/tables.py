@@ -199,22 +199,24 @@ def abstention(curve: Sequence[Point]) -> list[str]:
     last = len(points) - 1
     few = min(CURVE_ROWS, len(points))
     places = sorted({round(place * last / max(1, few - 1)) for place in range(few)})
+    columns = {
+        "answered": "answered",
+        "f1_answered": "F1 of those",
+        "f1_kept": "F1 kept",
+        "wrong_without_gold": "answered without their passage",
+    }
+    shown = [name for name in columns if any(getattr(p, name) is not None for p in points)]
     rows = [
         (
             f"{points[place].min_relevance:.4g}",
             *(
                 "" if value is None else f"{value:.1f}"
-                for value in (
-                    points[place].answered,
-                    points[place].f1_answered,
-                    points[place].wrong_without_gold,
-                )
+                for value in (getattr(points[place], name) for name in shown)
             ),
         )
         for place in places
     ]
-    head = ("least relevance", "answered", "F1 of those", "answered without their passage")
-    return table(head, rows)
+    return table(("least relevance", *(columns[name] for name in shown)), rows)
 
 
 def examples(answered: Sequence[Example]) -> list[str]:

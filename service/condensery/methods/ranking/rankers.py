@@ -74,7 +74,7 @@ class PairRanker:
             "fingerprint": pair.info.fingerprint,
             "dtype": pair.info.dtype,
         }
-        self._pair = pair
+        self.pair = pair
 
     def prepare(self, texts: Sequence[str]) -> float:
         """Do nothing: it reads passages together with the query."""
@@ -82,7 +82,7 @@ class PairRanker:
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return the logit of each passage."""
-        return _finite(asyncio.run(self._pair.score(query, texts)).scores.tolist())
+        return _finite(asyncio.run(self.pair.score(query, texts)).scores.tolist())
 
 
 class CrossEncoderRanker:

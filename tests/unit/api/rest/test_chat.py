@@ -286,3 +286,14 @@ async def test_who_leaves_amid_chunks_stops_the_generator(line, registry, servic
     labels = {"model": "pair", "task": "answer", "protocol": "rest", "code": "Cancelled"}
     metrics = services.metrics.registry
     assert metrics.get_sample_value("condensery_requests_total", labels) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_is_not_served_is_told_before_its_missing_passages(client, stream):
+    asked = {"model": "dosc", "messages": [{"role": "user", "content": "where?"}], "stream": stream}
+    reply = await client.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 404, reply.text
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    reply = await client.post("/v1/chat/completions", json={**asked, "model": None})
+    assert reply.json()["error"]["param"] == "documents"

@@ -140,9 +140,7 @@ def test_a_last_message_that_is_no_question_is_told_where(message, field, says):
 
 WRONG = {
     "n": 2,
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
-    "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
     "modalities": ["text", "audio"],
@@ -161,7 +159,9 @@ WITHOUT_EFFECT = {
     "top_k": 5,
     "user": "me",
     "metadata": {"a": "b"},
-    "parallel_tool_calls": False,
+    "parallel_tool_calls": "perhaps",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "functions": [{"name": "f"}],
     "colour": 5,
     "stream_options": {"include_usage": True},  # of what is not streamed
 }

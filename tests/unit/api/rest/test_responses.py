@@ -102,13 +102,16 @@ async def test_a_conversation_asks_its_last_question_and_tells_what_had_no_effec
     ]
     plain = (await client.post(PATH, json=ASKED)).json()
     body = {**ASKED, "input": items, "instructions": "Be kind.", "max_output_tokens": 100_000}
-    reply = await client.post(PATH, json={**body, "reasoning": {"effort": "low"}, "user": None})
+    body |= {"reasoning": {"effort": "low"}, "user": None}
+    body |= {"tools": [{"type": "web_search"}], "tool_choice": "auto"}
+    reply = await client.post(PATH, json=body)
     response = reply.json()
     assert response["output"][0]["content"] == plain["output"][0]["content"]
     assert response["condensery"]["ignored_messages"] == 3
     assert reply.headers["x-ignored-messages"] == "3"
     ignored = reply.headers["x-ignored-fields"].split(", ")
-    assert sorted(ignored) == ["input[].call_id", "input[].output", "instructions", "reasoning"]
+    told = ["input[].call_id", "input[].output", "instructions", "reasoning", "tools"]
+    assert sorted(ignored) == told
     limit = services.limits.max_answer_tokens
     assert reply.headers["x-clamped-fields"] == f"max_output_tokens={limit}"
 
@@ -128,8 +131,8 @@ async def test_what_asks_for_what_happens_anyway_is_not_listed(client):
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"input": " "}, "input"),

@@ -188,8 +188,9 @@ class ConversationRequest:
 class ChatRequest(ConversationRequest):
     """``POST /v1/chat/completions``: OpenAI's body, and where the passages are.
 
-    Of OpenAI's fields those that ask for an answer of another form (tools, n over 1, JSON, images)
-    are refused by name; all others that have no effect are listed in ``x-ignored-fields``.
+    Of OpenAI's fields those that ask for an answer of another form (a tool that must be called, n
+    over 1, JSON, images) are refused by name; all others that have no effect, offered tools among
+    them, are listed in ``x-ignored-fields``.
     """
 
     messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
