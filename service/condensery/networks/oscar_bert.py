@@ -104,7 +104,7 @@ class BertTexts:
         self._continues: NDArray[np.bool_] | None = None
         if shape.quote:
             names = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
-            self._continues = np.array([name.startswith("##") for name in names])
+            self._continues = np.array([str(name).startswith("##") for name in names])
         self.stop = frozenset({self._compressor.specials.end})
         self.positions = shape.generator_positions
         self.query_tokens = self._compressor.query_tokens

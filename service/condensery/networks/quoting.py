@@ -49,4 +49,5 @@ class Quotes:
 
     def after(self, places: Places, token: int) -> Places:
         """Return where it may go on once a token is said."""
-        return places[self.tokens[places] == token] + 1
+        following: Places = places[self.tokens[places] == token] + 1
+        return following

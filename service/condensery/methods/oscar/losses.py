@@ -164,7 +164,8 @@ class _Copying:
         def rotated(projection: nn.Module, at: Tensor) -> Tensor:
             states = projection(hidden).view(len(hidden), -1, size)[:, :heads]
             turned = torch.cat([-states[..., size // 2 :], states[..., : size // 2]], dim=-1)
-            return (states * cos[:, None] + turned * sin[:, None])[at]
+            placed: Tensor = (states * cos[:, None] + turned * sin[:, None])[at]
+            return placed
 
         query = rotated(self._attention.q_proj, looking)  # (looking, heads, size)
         key = rotated(self._attention.k_proj, keys_at)  # (looking, longest, heads, size)
