@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from condensery.errors import InputError
@@ -27,6 +29,8 @@ from condensery.store.manifest import CARD, REPORT, Manifest, Provenance, Stored
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, check_name
 from condensery.store.weights import save_state
+
+ENDS = "compressor.pointer.span.bias"  # of where an answer starts, and of where it ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ def publish(
     licences: dict[str, str] | None = None,
     sharp: bool = False,
     quote: bool = False,
+    end_offset: float = 0.0,
 ) -> StoredModel:
     """Publish the last checkpoint of a training run, whole or not at all.
 
@@ -113,6 +118,8 @@ def publish(
         licences: Of data sets whose licences are not known here, by the names that the run has.
         sharp: Whether its pointer takes the likeliest walk alone, though it learnt with all.
         quote: Whether its answers are held to the words of what they read.
+        end_offset: Added to the logit by which a pointer that walks ends an answer: learnt with all
+            walks mixed, it ends too late or too early where it takes the likeliest alone.
 
     Raises:
         InputError: The folder holds no checkpoint of such a pair, or the report is none of format
@@ -126,6 +133,14 @@ def publish(
     shape = replace(trained.shape, sharp=sharp, quote=quote)
     sources, others = read_sources(trained.data, licences)
     tensors = trained.checkpoint.weights()
+    if end_offset:
+        if ENDS not in tensors or not math.isfinite(end_offset):
+            raise InputError(
+                f"end_offset={end_offset:g}: needs a pointer that walks, and a finite number",
+                field="end_offset",
+                value=end_offset,
+            )
+        tensors[ENDS] = tensors[ENDS] + torch.tensor([0.0, end_offset])  # starts, ends
     matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
     licence = licence or licence_of(sources)
     manifest = _manifest(name, licence, trained, base, shape, sources, tensors)
@@ -321,6 +336,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="let a pointer that walks take the likeliest walk alone (all of them, mixed)",
     )
     parser.add_argument(
+        "--end-offset",
+        type=float,
+        default=0.0,
+        help="add to the logit by which a pointer that walks ends an answer (0)",
+    )
+    parser.add_argument(
         "--quote",
         action="store_true",
         help="hold answers to the words of the passages read, one stretch of them",
@@ -335,7 +356,10 @@ def main(argv: list[str] | None = None) -> None:
     report = read_report(args.report)[1] if args.report else None
     if args.again is not None:
         _refuse_others(
-            parser, args, "--again", ("name", "licence", "data_licence", "sharp", "quote")
+            parser,
+            args,
+            "--again",
+            ("name", "licence", "data_licence", "sharp", "quote", "end_offset"),
         )
         stored = publish_again(
             args.again,
@@ -361,6 +385,7 @@ def main(argv: list[str] | None = None) -> None:
         licences=licences,
         sharp=args.sharp,
         quote=args.quote,
+        end_offset=args.end_offset,
     )
     _print_published(stored)
 

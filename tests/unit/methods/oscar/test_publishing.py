@@ -26,6 +26,7 @@ from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore
+from condensery.store.weights import load_state
 
 MIB = 2**20
 RECIPE = {"steps": 7, "new_rate": 0.0008, "seed": 5}
@@ -380,3 +381,23 @@ def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in stored.path.iterdir()) < 24 * MIB - 4 * 30_522
     names = [set(load_file(path)) for path in stored.weights]
     assert not names[0] & names[1]
+
+
+def test_how_a_pointer_and_a_generator_serve_is_said_when_they_are_published(
+    tmp_path: Path, base: StoredModel, store: ModelStore, run: Path
+) -> None:
+    walking = tiny_pair(walk=True)
+    walks = tmp_path / "walks"
+    walks.mkdir()
+    about = {"shape": walking.shape.to_dict(), "recipe": RECIPE}
+    save_checkpoint(walks, 7, walking.own_state(), {"0.master": torch.zeros(1)}, about)
+    (walks / "data.json").write_text(json.dumps(DATA))
+    how: dict[str, Any] = {"sharp": True, "quote": True, "end_offset": 1.5}
+    made = publish(walks, base, store, name="walking", **how)
+    shape = OscarShape.from_dict(made.manifest.shape)
+    assert (shape.sharp, shape.quote) == (True, True)
+    starts, ends = load_state(made)["compressor.pointer.span.bias"].tolist()
+    wanted = walking.own_state()["compressor.pointer.span.bias"].tolist()
+    assert (starts, ends) == pytest.approx((wanted[0], wanted[1] + 1.5), abs=0.02)  # bf16
+    with pytest.raises(InputError, match=r"end_offset=1: needs a pointer that walks"):
+        publish(run, base, store, name="still", end_offset=1)
