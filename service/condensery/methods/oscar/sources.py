@@ -11,6 +11,14 @@ from condensery.errors import InputError, shorten
 KNOWN = {
     "squad": ("SQuAD v1.1, a part of train", "CC BY-SA 4.0"),
     "squad_v1": ("SQuAD v1.1, a part of train", "CC BY-SA 4.0"),
+    "squad_v2_roundtrip": (
+        "SQuAD v2.0 train, translated there and back",
+        "Apache-2.0; SQuAD CC BY-SA 4.0",
+    ),
+    "documentation": (
+        "Questions about docstrings of some hundred Python packages",
+        "each package's own: BSD, MIT, Apache-2.0, PSF, LGPL",
+    ),
     "qamr": ("QAMR dev", "MIT; Wikipedia CC BY-SA, Wikinews CC BY"),
     "fairytaleqa": ("FairytaleQA train", "Apache-2.0; stories in the public domain"),
     "hotpotqa_distractor_sample": ("HotpotQA, a sample", "BSD-3-Clause; HotpotQA CC BY-SA 4.0"),
