@@ -331,6 +331,7 @@ def main(argv: list[str] | None = None) -> None:
         if value < 1:
             raise InputError(f"{name}: {value} is less than 1", field=name, value=value)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     sizes = {"of_passage": args.of_passage, "most": args.most}
     log.info("%s", make(args.packages, args.out, **sizes, seed=args.seed))
     log.info("the rows are in %s", args.out)
