@@ -65,6 +65,10 @@ METHOD_MODULES = {
     ),
     ("publish", "lm"): ("condensery.methods.lm.publishing", "put a language model in a store"),
     ("export", "lm"): ("condensery.methods.lm.exporting", "write a stored language model"),
+    ("export", "compressor"): (
+        "condensery.methods.oscar.exporting",
+        "write a stored pair's compressor as a BERT",
+    ),
     ("distil", "retriever"): (
         "condensery.methods.retriever.mining",
         "find passages that don't answer queries, and have all scored",

@@ -86,7 +86,7 @@ def prepare(
     torch.manual_seed(recipe.seed)
     pair = new_pair(origins.base, shape)
     origin: dict[str, object] = {"encoder": digest(origins.base)}
-    state, name = _start_state(origins)
+    state, name = start_state(origins)
     if state is not None:
         taken = start_from(pair, state, name)
         origin["start"] = name
@@ -119,7 +119,8 @@ def prepare(
     return Start(pair, sets, origins.base, recipe, mix or Mix(), origin)
 
 
-def _start_state(origins: Origins) -> tuple[State | None, str]:
+def start_state(origins: Origins) -> tuple[State | None, str]:
+    """Return the weights of the pair to go on from, None without one, and its name."""
     if origins.start is not None:
         return run_weights(origins.start), origins.start.name
     if origins.start_model is not None:

@@ -10,6 +10,7 @@ from tiny_pair import VOCABULARY, tiny_config, tiny_pair, tiny_shape, tiny_token
 from transformers import BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
 from condensery.errors import InputError
+from condensery.methods.oscar.exporting import export
 from condensery.methods.oscar.starting import (
     END_OFFSET,
     language_model_shape,
@@ -247,3 +248,25 @@ def test_a_run_knows_the_commands_that_made_it(tmp_path: Path) -> None:
     assert run_commands(None) == run_commands(tmp_path) == []
     (tmp_path / "command.txt").write_text("condensery train oscar --a 1\n\ncondensery b\n")
     assert run_commands(tmp_path) == ["condensery train oscar --a 1", "condensery b"]
+
+
+def test_an_exported_compressor_is_a_bert_whose_layers_a_pair_takes_back(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    made = new_pair(base_folder, SHAPE)
+    for parameter in made.compressor.backbone.encoder.parameters():
+        parameter.data.normal_(0, 0.1)
+    folder = tmp_path / "bert"
+    export(base_folder, made.own_state(), "made", folder)
+    # As train extractive-reader opens it, with a span head of its own.
+    reader = BertForQuestionAnswering.from_pretrained(folder)
+    reader.save_pretrained(tmp_path / "reader")
+    taking = new_pair(base_folder, SHAPE)
+    start_encoder(taking, tmp_path / "reader")
+    own, others = (pair.compressor.backbone.state_dict() for pair in (made, taking))
+    assert all(torch.equal(own[name], others[name]) for name in own)
+    with pytest.raises(InputError, match="is there already"):
+        export(base_folder, made.own_state(), "made", folder)
+    with pytest.raises(InputError, match="not over"):
+        export(base_folder, {}, "nothing", tmp_path / "other")

@@ -1,0 +1,106 @@
+"""The rows that `oscar-mini` 6 was trained on, made of ../shared/data's sets.
+
+    python benchmarks/oscar_mini_rows.py sets --data DATA --out ROWS
+    condensery distil oscar --questions ... ROWS/squad_v2_roundtrip/part.jsonl --out found.jsonl ...
+    python benchmarks/oscar_mini_rows.py mined --found found.jsonl --out ROWS/mined/squad.jsonl
+
+``sets`` gives the translated SQuAD its articles' numbers as titles, so that passages of the same
+article are known, and the translated wording of each question: only the unanswerable ones have no
+other, so the wording would tell. ``mined`` puts the gold passage first, and leaves out passages
+that are gold's in other words (the same paragraph, translated), since those answer too.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+SET = "squad_v2_roundtrip"
+ASKED_OF_SEARCH = 24_000  # rows of the translated set that negatives may be found for
+ALIKE = 0.4  # words shared of all words, from which on a passage is another's translation
+SEED = 13
+WORD = re.compile(r"\w+")
+
+Rows = Iterable[dict[str, Any]]
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a file's rows."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def write(path: Path, rows: Rows) -> None:
+    """Write rows, and say how many."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines), encoding="utf-8")
+    print(f"{path}: {len(lines)} rows")
+
+
+def reworded(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a translated row with its article as title and its question as translated."""
+    return {
+        "question": row.get("question_bt") or row["question"],
+        "answers": row["answers"],
+        "context": row["context"],
+        "title": row["id"].split("_")[0],
+    }
+
+
+def write_sets(data: Path, out: Path) -> None:
+    """Write the translated sets, and the part of them that is searched with."""
+    answerable = [reworded(row) for row in read(data / SET / "train.jsonl.gz")]
+    write(out / SET / "train.jsonl", answerable)
+    write(
+        out / SET / "train_unanswerable.jsonl",
+        map(reworded, read(data / SET / "train_unanswerable.jsonl.gz")),
+    )
+    write(out / SET / "part.jsonl", random.Random(SEED).sample(answerable, ASKED_OF_SEARCH))
+
+
+def words(text: str) -> frozenset[str]:
+    """Return a text's words."""
+    return frozenset(WORD.findall(text.lower()))
+
+
+def without_translations(found: Rows) -> Iterator[dict[str, Any]]:
+    """Yield mined rows: gold first, then what is not gold in other words."""
+    for row in found:
+        gold = [row["passages"][place] for place in row["gold"]]
+        others = [text for i, text in enumerate(row["passages"]) if i not in set(row["gold"])]
+        bags = [words(text) for text in gold]
+
+        def alike(text: str, bags: list[frozenset[str]] = bags) -> bool:
+            own = words(text)
+            return any(len(own & bag) > ALIKE * max(1, len(own | bag)) for bag in bags)
+
+        kept = [*gold, *(text for text in others if not alike(text))]
+        rest = {name: value for name, value in row.items() if name != "found"}
+        yield {**rest, "passages": kept, "gold": list(range(len(gold)))}
+
+
+def main() -> None:
+    """Run a step."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    steps = parser.add_subparsers(dest="step", required=True)
+    sets = steps.add_parser("sets")
+    sets.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    sets.add_argument("--out", type=Path, required=True)
+    mined = steps.add_parser("mined")
+    mined.add_argument("--found", type=Path, required=True, help="rows of condensery distil oscar")
+    mined.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    if args.step == "sets":
+        write_sets(args.data, args.out)
+    else:
+        write(args.out, without_translations(read(args.found)))
+
+
+if __name__ == "__main__":
+    main()
