@@ -1,4 +1,4 @@
-"""The rows that `oscar-mini` 6 was trained on, made of ../shared/data's sets.
+"""Rows for a pair such as `oscar-mini`, made of the data sets: SQuAD in other words, and mined.
 
     python benchmarks/oscar_mini_rows.py sets --data DATA --out ROWS
     condensery distil oscar --questions ... ROWS/squad_v2_roundtrip/part.jsonl --out found.jsonl ...
@@ -72,17 +72,20 @@ def words(text: str) -> frozenset[str]:
 def without_translations(found: Rows) -> Iterator[dict[str, Any]]:
     """Yield mined rows: gold first, then what is not gold in other words."""
     for row in found:
-        gold = [row["passages"][place] for place in row["gold"]]
-        others = [text for i, text in enumerate(row["passages"]) if i not in set(row["gold"])]
-        bags = [words(text) for text in gold]
+        passages = row["passages"]
+        bags = [words(passages[place]) for place in row["gold"]]
 
         def alike(text: str, bags: list[frozenset[str]] = bags) -> bool:
             own = words(text)
             return any(len(own & bag) > ALIKE * max(1, len(own | bag)) for bag in bags)
 
-        kept = [*gold, *(text for text in others if not alike(text))]
-        rest = {name: value for name, value in row.items() if name != "found"}
-        yield {**rest, "passages": kept, "gold": list(range(len(gold)))}
+        others = [i for i in range(len(passages)) if i not in row["gold"]]
+        order = [*row["gold"], *(i for i in others if not alike(passages[i]))]
+        made = {name: value for name, value in row.items() if name != "found"}
+        for name in ("passages", "scores"):
+            if name in row:
+                made[name] = [row[name][i] for i in order]
+        yield {**made, "gold": list(range(len(bags)))}
 
 
 def main() -> None:

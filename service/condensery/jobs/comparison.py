@@ -70,11 +70,11 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
         ),
         speedup=plain.timings.generate_ms / took,
         generator_speedup=plain.timings.generate_ms / generated,
-        why=_explain(oscar, compressed, plain),
+        why=explain(oscar, compressed, plain),
     )
 
 
-def _explain(oscar: OscarModel, compressed: Answer, plain: Answer) -> str:
+def explain(oscar: OscarModel, compressed: Answer, plain: Answer) -> str:
     """Say where the time went, and what it would take for compression to pay."""
     done, times = compressed.compression, compressed.timings
     saved = plain.timings.generate_ms - times.generate_ms
@@ -85,11 +85,11 @@ def _explain(oscar: OscarModel, compressed: Answer, plain: Answer) -> str:
     )
     if saved > times.compress_ms:
         return said
+    ranks = "; and it ranks them, which plain text does not" if oscar.traits.scores else ""
     return (
         f"{said} For each token that it reads, this generator costs {oscar.generator_share:.1f}"
         " times what the compressor does. Compression pays where the generator is many times"
-        " larger, and where passages are long and many; and it ranks them, which plain text does"
-        " not."
+        f" larger, and where passages are long and many{ranks}."
     )
 
 

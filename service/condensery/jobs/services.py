@@ -98,9 +98,9 @@ class Admission:
         permit = Permit(self, size)
         self.requests += 1
         self.bytes += size
-        if self.requests == 1:
-            self._notify()
         try:
+            if self.requests == 1:
+                self._notify()
             yield permit
         finally:
             self.requests -= 1

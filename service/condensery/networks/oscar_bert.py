@@ -25,7 +25,7 @@ from condensery.networks.oscar_interface import (
 )
 from condensery.networks.oscar_packing import Pairing, Specials, length, pack
 from condensery.networks.oscar_shape import BertShape, OscarShape
-from condensery.networks.quoting import Quotes
+from condensery.networks.quoting import END, Quotes
 
 
 class BertWindows:
@@ -102,6 +102,7 @@ class BertTexts:
         self._compressor = BertWindows(tokenizer, shape)
         self._ask_first = shape.ask_first
         self._continues: NDArray[np.bool_] | None = None
+        self._unknown = tokenizer.token_to_id("[UNK]")
         if shape.quote:
             names = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
             self._continues = np.array([str(name).startswith("##") for name in names])
@@ -132,7 +133,12 @@ class BertTexts:
         """Return what an answer may say that read these texts; None: anything."""
         if self._continues is None:
             return None
-        return Quotes.of([self._compressor.pieces(text) for text in texts], self._continues)
+        # An unknown word has no letters to say: nothing goes on across it.
+        pieces = [
+            [END if piece == self._unknown else piece for piece in self._compressor.pieces(text)]
+            for text in texts
+        ]
+        return Quotes.of(pieces, self._continues)
 
 
 class BertCompressor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-END = -1  # after each text's last token
+END = -1  # after each text's last token, and where a word can't be said
 Places = NDArray[np.int64]
 
 
@@ -28,10 +28,10 @@ class Quotes:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], continues: NDArray[np.bool_]) -> "Quotes | None":
-        """Make them of texts; None where there is nothing to quote.
+        """Make them of texts; None where there is nothing to quote, so that anything may be said.
 
         Args:
-            texts: Token ids.
+            texts: Token ids, ``END`` in the place of what can't be said.
             continues: Of each token of the vocabulary whether it goes on with a word.
         """
         tokens = np.array([id_ for text in texts for id_ in (*text, END)], dtype=np.int64)

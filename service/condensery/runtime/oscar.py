@@ -227,7 +227,8 @@ class OscarModel:
         self._positions = texts.positions
         # Positions of a prompt without passages, and what each passage adds to its own.
         self._frame = self._texts.make_prompt("", []).size
-        self._around = self._texts.make_prompt("", [""]).size - self._frame
+        one, two = (self._texts.make_prompt("", [""] * count).size for count in (1, 2))
+        self._around = two - one  # the first text may bring the question a second time
         # First the half that may refuse: what the workers serve is not taken from them again.
         self._generator = Generator(
             pair.generator,
@@ -432,7 +433,9 @@ class OscarModel:
 
     def count_positions(self, context: Sequence[Floats | str]) -> list[int]:
         """Return about how many positions each passage takes in a prompt; in this thread."""
-        return [self._texts.make_prompt("", [item]).size - self._frame for item in context]
+        # A second text stands beside each: the first may bring the question a second time.
+        beside = self._texts.make_prompt("", [""]).size
+        return [self._texts.make_prompt("", ["", item]).size - beside for item in context]
 
     @property
     def generator_share(self) -> float:

@@ -346,8 +346,7 @@ def run_step(
     scores = _scores(stepper, cache, ordered, choosing, decoder)
     if scores is None:
         return outcomes
-    for row, place in enumerate(choosing):
-        _hold_to_quotes(scores[row], ordered[place].sequence)
+    _hold_to_quotes(scores, [ordered[place].sequence for place in choosing])
     samplings = [ordered[row].sequence.request.sampling for row in choosing]
     chosen = sample_tokens(scores, samplings, [ordered[row].draw for row in choosing])
     for row, choice in zip(choosing, chosen, strict=True):
@@ -357,17 +356,26 @@ def run_step(
     return outcomes
 
 
-def _hold_to_quotes(scores: Tensor, sequence: Sequence) -> None:
-    """Leave a row of scores (vocabulary,) to what may come next where an answer quotes."""
-    quotes, places = sequence.request.quotes, sequence.quoted
-    if quotes is None or places is None:
+def _hold_to_quotes(scores: Tensor, sequences: abc.Sequence[Sequence]) -> None:
+    """Leave scores (sequences, vocabulary) to what may come next, of answers that quote."""
+    rows: list[int] = []
+    allowed: list[int] = []
+    for row, sequence in enumerate(sequences):
+        quotes, places = sequence.request.quotes, sequence.quoted
+        if quotes is None or places is None:
+            continue
+        tokens, may_end = quotes.allowed(places)
+        ends = sequence.request.stop_ids if may_end and sequence.count else ()
+        of_row = [*tokens.tolist(), *ends]
+        allowed += of_row
+        rows += [row] * len(of_row)
+    if not rows:
         return
-    tokens, may_end = quotes.allowed(places)
-    ends = sequence.request.stop_ids if may_end and sequence.count else ()
-    allowed = torch.tensor([*tokens.tolist(), *ends], device=scores.device)
-    kept = scores[allowed]
-    scores.fill_(-torch.inf)
-    scores[allowed] = kept
+    # At once for all: on a GPU each operation is a launch, and each copy a wait.
+    at = torch.tensor([rows, allowed], device=scores.device)
+    kept = scores[at[0], at[1]]
+    scores[at[0].unique()] = -torch.inf
+    scores[at[0], at[1]] = kept
 
 
 def _scores(

@@ -20,7 +20,7 @@ from condensery.client import grpc as rpc
 from condensery.client import rest
 from condensery.client.operations import Operations
 from condensery.client.transports import Call, Row, Stream
-from condensery.question import Compression
+from condensery.question import Comparison, Compression
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.values import AliasAction, Document
 
@@ -61,6 +61,8 @@ def made(hint: Any, *, whole: bool = False) -> st.SearchStrategy[Any]:
         values = {name: made(hints[name], whole=whole) for name in names}
         if hint is Compression:
             values["flops_plain"] = counts.map(lambda count: 2**32 + count)  # some are saved
+        if hint is Comparison:
+            values["speedup"] = st.floats(1.125, 1e6, width=32)  # so that it pays
         return st.builds(hint, **values)
     if origin is Literal:
         return st.sampled_from(parts)

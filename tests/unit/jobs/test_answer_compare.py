@@ -1,12 +1,12 @@
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from tests.unit.conftest import vector_of
 from tests.unit.questions import make_question
 
 from condensery.errors import ContextTooLong, InputError, ModelFault
-from condensery.jobs.comparison import compare_answers
+from condensery.jobs.comparison import compare_answers, explain
 from condensery.jobs.compression import compress_documents
 from condensery.question import Sampling
 from condensery.values import Document, PairTraits
@@ -40,6 +40,7 @@ async def test_both_read_the_same_passages_in_the_same_order_compressed_once(ser
     assert comparison.plain.compression.docs == 0
     assert comparison.plain.compression.flops_used == comparison.compressed.compression.flops_plain
     assert comparison.flops_saved == 50 - 43
+    assert oscar.quoted == 2 * [("gold gold gold", "gold again")], "held to what they read"
 
 
 async def test_whether_it_pays_is_said_with_where_the_time_went(services, oscar):
@@ -48,6 +49,18 @@ async def test_whether_it_pays_is_said_with_where_the_time_went(services, oscar)
     assert comparison.pays == (plain.generate_ms > times.compress_ms + times.generate_ms)
     assert comparison.why.startswith("Compressing took ")
     assert ("many times" in comparison.why) == (not comparison.pays)
+
+
+@pytest.mark.parametrize(("took", "pays"), [(1.0, True), (1e6, False)])
+async def test_where_it_does_not_pay_it_says_when_it_would(services, oscar, took, pays):
+    comparison = await compare_answers(services, ask())
+    times = replace(comparison.compressed.timings, compress_ms=took, generate_ms=1.0)
+    compressed = replace(comparison.compressed, timings=times)
+    plain = replace(comparison.plain, timings=replace(comparison.plain.timings, generate_ms=1e3))
+    why = explain(oscar, compressed, plain)
+    assert ("Compression pays where" in why, "it ranks them" in why) == (not pays, not pays)
+    oscar.traits = replace(oscar.traits, scores=False)
+    assert "it ranks them" not in explain(oscar, compressed, plain)
 
 
 async def test_as_text_a_long_passage_that_nothing_scores_is_read_in_whole(services, oscar):

@@ -107,6 +107,7 @@ async def test_agreement_is_that_of_the_same_passages_read_as_text(watch, oscar)
     for count, each in enumerate(asked, 1):
         await answer_whole(watched, each)
         await ended(watched, count)
+        assert oscar.quoted[-1] == oscar.quoted[-2] != (), "held to the same texts"
     assert outcomes(watched) == {"done": 3}
     assert sample(watched, "shadow_agreement_count") == 3
     assert sample(watched, "shadow_agreement_sum") == pytest.approx(sum(a.f1 for a in compared))

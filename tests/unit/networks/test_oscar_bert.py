@@ -1,7 +1,7 @@
 import copy
 
 import torch
-from tiny_pair import SPECIALS, VOCABULARY, text_of, tiny_pair, tiny_tokenizer
+from tiny_pair import SPECIALS, VOCABULARY, text_of, tiny_pair, tiny_shape, tiny_tokenizer
 
 from condensery.networks.oscar_bert import BertCompressor, BertTexts
 from condensery.networks.oscar_interface import CompressorNetwork, GeneratorNetwork, PairTexts
@@ -103,3 +103,23 @@ def test_special_tokens_in_a_callers_text_stay_text() -> None:
     passage, asked = texts.prompt(rude, [rude])
     assert not {2, 3} & set(passage)
     assert (asked.count(2), asked.count(3)) == (1, 1)
+
+
+def test_a_text_is_read_after_its_question_where_a_pair_asks_first() -> None:
+    texts = BertTexts(tiny_tokenizer(), tiny_shape(ask_first=True))
+    first, passage, asked = texts.prompt("the mill", ["river"])
+    assert (first, passage) == (asked, ids_of("river"))
+    assert len(texts.prompt("the mill", [torch.zeros(3, 32)])) == 2, "vectors know the question"
+    assert len(texts.prompt("the mill", [torch.zeros(3, 32), "river"])) == 4
+
+
+def test_a_pair_that_quotes_says_whole_words_of_its_texts_and_none_that_is_unknown() -> None:
+    texts = BertTexts(tiny_tokenizer(), tiny_shape(quote=True))
+    quotes = texts.quotes(["the mill \u2603 river"])
+    assert quotes is not None
+    begun, _ = quotes.allowed(quotes.first())
+    assert [VOCABULARY[piece] for piece in sorted(begun)] == ["the", "mill", "river"]
+    said, may_end = quotes.allowed(quotes.after(quotes.first(), VOCABULARY.index("mill")))
+    assert (said.tolist(), may_end) == ([], True)
+    assert texts.quotes(["", "\u2603"]) is None
+    assert BertTexts(tiny_tokenizer(), tiny_shape()).quotes(["the mill"]) is None

@@ -30,6 +30,7 @@ def test_a_shape_survives_the_manifest_and_refuses_unknown_names() -> None:
         tiny_shape(copy=False),
         tiny_shape(fewer=(2, 1)),
         tiny_shape(walk=True, sharp=True),
+        tiny_shape(ask_first=True, quote=True),
     ):
         assert OscarShape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
     with pytest.raises(TypeError, match="colour"):

@@ -37,12 +37,14 @@ GOOGLE = re.compile(
 REST = re.compile(r"^:param (?:(\w+) )?(\w+): (\S[^\n]*(?:\n +\S[^\n]*)*)", re.MULTILINE)
 REST_RAISES = re.compile(r"^:raises? ([\w.]+): (\S[^\n]*(?:\n +\S[^\n]*)*)", re.MULTILINE)
 DEFAULT = re.compile(
-    r"(?:defaults? to|default is|default value is|by default,? |default[:=] ?|\(default )"
-    r"[ `'\"]*([\w.+-]+(?:\([^)]{0,20}\))?)",
+    r"(?:defaults? to|default is|default value is|by default,? |default[:=] ?|[(,] ?default )"
+    r"[ `'\"]*(?!(?:the|a|an|to|this|that|it)\b)([\w.+-]+(?:\([^)]{0,20}\))?)",
     re.IGNORECASE,
 )
 RAISES = re.compile(r"^ *(\w+(?:Error|Exception))(?:: ?|\n +)([^\n]+)", re.MULTILINE)
 ERROR = re.compile(r"[A-Z]\w*(?:Error|Exception|Warning)")
+# What comes behind them in a docstring is in their form, and is no parameter.
+BEHIND_PARAMETERS = re.compile(r"^ *(?:Returns?|Yields?|Raises?)(?::| *\n *-{3,})", re.MULTILINE)
 CODE = re.compile(r"``?([\w./-][\w.\[\]()=:/<>-]*)``?")
 SENTENCE = re.compile(r"[^.!?\n]+(?:\n[^.!?\n]+)*[.!?]?")
 
@@ -152,7 +154,8 @@ def passages(documented: Documented) -> Iterator[str]:
 
 def ask(documented: Documented, passage: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Yield questions that a passage answers, each with the answer as it stands there."""
-    yield from _of_signature(documented, rng)
+    if documented.signature and passage.startswith(documented.name + documented.signature):
+        yield from _of_signature(documented, rng)
     for name, kind, about in _parameters(passage):
         yield from _of_parameter(documented, name, kind, about, rng)
     for match in REST_RAISES.finditer(passage):
@@ -170,7 +173,7 @@ def ask(documented: Documented, passage: str, rng: random.Random) -> Iterator[tu
             what = rng.choice(("what", "which option", "which name", "what value", "which"))
             if words := _said(rest, rng):
                 of = f" in {documented.short}" if rng.random() < 0.5 else ""
-                yield f"{what} {words}{of}?".capitalize(), code
+                yield f"{what.capitalize()} {words}{of}?", code
 
 
 def _of_signature(documented: Documented, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -181,6 +184,7 @@ def _of_signature(documented: Documented, rng: random.Random) -> Iterator[tuple[
 
 def _parameters(passage: str) -> Iterator[tuple[str, str, str]]:
     """Yield each parameter's name, type ("" where none is said) and description."""
+    passage = BEHIND_PARAMETERS.split(passage, maxsplit=1)[0]
     for match in NUMPY.finditer(passage + "\n"):
         yield match[1].lstrip("*"), match[2].strip(), match[3]
     for match in GOOGLE.finditer(passage):
@@ -298,7 +302,7 @@ def make(
                         (question, answer)
                         for question, answer in dict(asked).items()
                         if 0 < len(answer) < 60
-                        and (stands_once(answer, passage) or f"{answer} :" in passage)
+                        and (stands_once(answer, passage) or f"\n{answer} :" in passage)
                     ]
                     rng.shuffle(fitting)
                     for question, answer in fitting[:of_passage]:

@@ -148,7 +148,8 @@ def publish(
     with publication(existing | {"data.json": run / "data.json"}) as pair:
         save_state(pair.folder, tensors, int8_names=matrices)
         pair.add_written()
-        pair.add_json("recipe.json", {**trained.recipe, "steps_done": trained.steps})
+        served = {"end_offset": end_offset} if end_offset else {}
+        pair.add_json("recipe.json", {**trained.recipe, **served, "steps_done": trained.steps})
         measured: Report | None = None
         plots: tuple[str, ...] = ()
         if report is not None:

@@ -160,8 +160,8 @@ def find_spans(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> SpanQu
             tokenizer.encode(row.question, add_special_tokens=False).ids, dtype=np.int32
         )
         if not row.answerable:
-            near = [index[text] for text in row.passages]
-            examples += [SpanQuestion(question, at, 0, 0, ()) for at in near if encoded[at].ids]
+            near = [index[text] for text in row.passages if encoded[index[text]].ids]
+            examples += [SpanQuestion(question, at, 0, 0, ()) for at in near[:1]]
             continue
         span = find_answer(row)
         if span is None:

@@ -17,6 +17,13 @@ def smooth(values, width=7, *, edge="nearest", _private=3):
         The series that is to be smoothed by the window.
     width : int, default 7
         How many neighbouring values the window holds at once.
+    repeats : int, default 12
+        How often all of that is done again. By default, the window moves on.
+
+    Returns
+    -------
+    smoothed : ndarray
+        The series as it is once the window has passed.
 
     Raises
     ------
@@ -70,6 +77,15 @@ def test_questions_are_answered_by_words_that_stand_in_their_passage(tmp_path: P
     asked = " ".join(str(row["question"]) for row in rows)
     assert "secret" not in asked
     assert "tested" not in asked
+
+
+def test_only_parameters_are_asked_for_as_parameters(tmp_path: Path) -> None:
+    rows = rows_of(packed(tmp_path), tmp_path / "rows.jsonl")
+    answers = {row["answers"][0]: str(row["question"]) for row in rows}  # type: ignore[index]
+    assert "12" in answers, "a default as NumPy's docstrings say it"
+    assert not {"smoothed", "the", "ndarray"} & answers.keys()
+    raised = ("error", "raise", "exception")
+    assert any(word in answers["WindowError"].lower() for word in raised)
 
 
 def test_an_answer_that_stands_in_several_places_is_not_asked_for(tmp_path: Path) -> None:
