@@ -162,7 +162,7 @@ class Settings(BaseModel):
 
     shadow_share: float = _quality(0.0, ge=0, le=1)
     """Share of answers computed again from plain text, in idle time, to see how far both agree."""
-    shadow_model: str | None = _quality(min_length=1, max_length=256, allowed="a pair's name")
+    shadow_model: str | None = _quality(min_length=1, max_length=256, allowed="name of a pair")
     """The pair that reads the text; by default the one that answered."""
 
     max_body_bytes: int = _limit(8 * 2**20, ge=1024, le=2**30)
