@@ -93,15 +93,16 @@ def test_the_key_for_the_server_behind_is_in_no_log(both: Both) -> None:
 
 
 def test_openais_client_streams_it(both: Both) -> None:
-    client = openai.OpenAI(base_url=f"{both.front.url}/v1", api_key="none", max_retries=0)
     how: dict[str, Any] = {
         "model": "oscar-mini",
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": 8,
         "extra_body": {"documents": [PASSAGE]},
     }
-    whole = client.chat.completions.create(**how)
+    url = f"{both.front.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(**how)
+        chunks = list(client.chat.completions.create(stream=True, **how))
     assert whole.condensery["generator"] == "oscar-mini"  # type: ignore[attr-defined]  # our own
-    chunks = list(client.chat.completions.create(stream=True, **how))
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert said == whole.choices[0].message.content

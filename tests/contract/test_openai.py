@@ -11,8 +11,10 @@ import pytest
 
 
 @pytest.fixture
-def client(live_server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{live_server.url}/v1", api_key="none", max_retries=0)
+def client(live_server: Any) -> Iterator[openai.OpenAI]:
+    url = f"{live_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as made:
+        yield made
 
 
 TEXTS = ["The Danube ends in the Black Sea.", "", "Rusalka is an opera by Dvořák. 水"]

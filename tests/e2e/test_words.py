@@ -154,12 +154,12 @@ def test_what_another_condensery_lists_where_it_finds_none_is_not_taken_for_an_a
     """The one in front always asks; the one behind has the pair's own threshold."""
     how: dict[str, Any] = {"documents": PASSAGES, "max_tokens": 8}
     asked = "Who is the king of Mars?"
-    chat = openai.OpenAI(base_url=f"{shipped.url}/v1", api_key="none", max_retries=0)
-    listed = chat.chat.completions.create(
-        model="oscar-mini",
-        messages=[{"role": "user", "content": asked}],
-        extra_body={"documents": PASSAGES},
-    ).choices[0].message.content  # fmt: skip
+    with openai.OpenAI(base_url=f"{shipped.url}/v1", api_key="none", max_retries=0) as chat:
+        listed = chat.chat.completions.create(
+            model="oscar-mini",
+            messages=[{"role": "user", "content": asked}],
+            extra_body={"documents": PASSAGES},
+        ).choices[0].message.content  # fmt: skip
     assert listed is not None
     assert listed.startswith(NOT_FOUND)
     assert "- **1**: The function" in listed
@@ -175,16 +175,16 @@ def test_what_another_condensery_lists_where_it_finds_none_is_not_taken_for_an_a
 
 
 def test_a_chat_is_in_the_sources_words(shipped: LiveServer) -> None:
-    chat = openai.OpenAI(base_url=f"{shipped.url}/v1", api_key="none", max_retries=0)
     how: dict[str, Any] = {
         "model": "oscar-mini",
         "messages": [{"role": "user", "content": ASYLUM}],
         "extra_body": {"index": "samples"},
     }
-    whole = chat.chat.completions.create(**how)
+    with openai.OpenAI(base_url=f"{shipped.url}/v1", api_key="none", max_retries=0) as chat:
+        whole = chat.chat.completions.create(**how)
+        chunks = list(chat.chat.completions.create(stream=True, **how))
     assert whole.choices[0].message.content == "Saint-Rémy"
     assert whole.condensery["grounded"] is True  # type: ignore[attr-defined]  # our own
-    chunks = list(chat.chat.completions.create(stream=True, **how))
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert said == "Saint-Rémy"
 

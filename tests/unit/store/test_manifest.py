@@ -177,5 +177,5 @@ def test_the_shipped_pair_reads_one_passage_and_is_the_one_it_was() -> None:
     assert root is not None
     shipped = ModelStore(None, root).open("oscar-mini").manifest
     assert shipped.defaults.top_n == 1
-    fingerprint = "sha256:e973aeec71896b717429bb30d614031b3c90e498483b5ff09279a4e884ec54ee"
+    fingerprint = "sha256:b92f1511b2fced8dedd63b796ffb1e9808c0dddf68cca273813fefcdd98c431f"
     assert shipped.fingerprint == fingerprint

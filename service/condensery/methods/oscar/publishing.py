@@ -101,6 +101,7 @@ def publish(
     sharp: bool = False,
     quote: bool = False,
     end_offset: float = 0.0,
+    notes: Sequence[str] = (),
 ) -> StoredModel:
     """Publish the last checkpoint of a training run, whole or not at all.
 
@@ -120,6 +121,7 @@ def publish(
         quote: Whether its answers are held to the words of what they read.
         end_offset: Added to the logit by which a pointer that walks ends an answer: learnt with all
             walks mixed, it ends too late or too early where it takes the likeliest alone.
+        notes: What else to say of how it was made, a sentence each.
 
     Raises:
         InputError: The folder holds no checkpoint of such a pair, or the report is none of format
@@ -143,7 +145,7 @@ def publish(
         tensors[ENDS] = tensors[ENDS] + torch.tensor([0.0, end_offset])  # starts, ends
     matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
     licence = licence or licence_of(sources)
-    manifest = _manifest(name, licence, trained, base, shape, sources, tensors)
+    manifest = _manifest(name, licence, trained, base, shape, sources, tensors, notes)
     existing = {file: base.path / file for file in ("tokenizer.json", "config.json")}
     with publication(existing | {"data.json": run / "data.json"}) as pair:
         save_state(pair.folder, tensors, int8_names=matrices)
@@ -167,6 +169,7 @@ def _manifest(
     shape: OscarShape,
     sources: Sequence[Source],
     tensors: Mapping[str, Tensor],
+    notes: Sequence[str],
 ) -> Manifest:
     return Manifest(
         name=name,
@@ -183,7 +186,7 @@ def _manifest(
             data=tuple(source.line for source in sources),
             seed=trained.recipe.get("seed"),
             source=base.name,
-            notes=tuple(_note(name, value) for name, value in trained.origin.items()),
+            notes=(*(_note(name, value) for name, value in trained.origin.items()), *notes),
         ),
         cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
     )
@@ -315,7 +318,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--note",
         action="append",
         default=[],
-        help="with --again: what else to say of how it was made; may be given again",
+        help="what else to say of how it was made; may be given again",
     )
     parser.add_argument("--base-store", type=Path, help="root of minilm-l6 (default: --store)")
     parser.add_argument(
@@ -370,7 +373,7 @@ def main(argv: list[str] | None = None) -> None:
         )
         _print_published(stored)
         return
-    _refuse_others(parser, args, "--run", ("part", "note"))
+    _refuse_others(parser, args, "--run", ("part",))
     if args.name is None:
         parser.error("--run needs --name")
     licences = dict(_pair(text) for text in args.data_licence)
@@ -387,6 +390,7 @@ def main(argv: list[str] | None = None) -> None:
         sharp=args.sharp,
         quote=args.quote,
         end_offset=args.end_offset,
+        notes=args.note,
     )
     _print_published(stored)
 

@@ -392,10 +392,12 @@ def test_how_a_pointer_and_a_generator_serve_is_said_when_they_are_published(
     about = {"shape": walking.shape.to_dict(), "recipe": RECIPE}
     save_checkpoint(walks, 7, walking.own_state(), {"0.master": torch.zeros(1)}, about)
     (walks / "data.json").write_text(json.dumps(DATA))
-    how: dict[str, Any] = {"sharp": True, "quote": True, "end_offset": 1.5}
+    how: dict[str, Any] = {"sharp": True, "quote": True, "end_offset": 1.5, "notes": ["Tried."]}
     made = publish(walks, base, store, name="walking", **how)
     shape = OscarShape.from_dict(made.manifest.shape)
     assert (shape.sharp, shape.quote) == (True, True)
+    assert made.manifest.provenance.notes[-1:] == ("Tried.",)
+    assert json.loads((made.path / "recipe.json").read_text())["end_offset"] == 1.5
     starts, ends = load_state(made)["compressor.pointer.span.bias"].tolist()
     wanted = walking.own_state()["compressor.pointer.span.bias"].tolist()
     assert (starts, ends) == pytest.approx((wanted[0], wanted[1] + 1.5), abs=0.02)  # bf16
