@@ -210,15 +210,16 @@ def _passages(measured: Passages) -> list[str]:
         f"{measured.rank_weight:g} times the logarithm of the place found, as the service orders",
         f"them (`rank_weight`, learnt on {', '.join(measured.learnt_on) or 'nothing here'}).",
         *("", *tables.passages(measured)),
-        *(_near_misses(measured.near_misses) if measured.near_misses else ()),
+        *(_near_misses(measured.near_misses, measured) if measured.near_misses else ()),
     ]
 
 
-def _near_misses(measured: Abstention) -> list[str]:
+def _near_misses(measured: Abstention, passages: Passages) -> list[str]:
     rule = f" {measured.threshold:.4g} is {measured.rule}." if measured.threshold else ""
+    asked = passages.near_misses_of or ", ".join(passages.learnt_on) or "its collections"
     return [
         *("### When the passage is not there", ""),
-        "Percent of questions of the collections that this was learnt on: their passage found, and",
+        f"Percent of questions of {asked}, on which this was learnt: their passage found, and",
         f"the same with it taken away, by the score under which nothing is answered.{rule}",
         *("", *tables.abstention(measured.curve)),
     ]

@@ -164,6 +164,8 @@ class Passages(Part):
     depth: int | None = None
     reported: dict[str, Choice] = {}
     near_misses: Abstention | None = None
+    near_misses_of: str = ""
+    """The collections of the threshold; "": all that the weight was learnt on."""
 
 
 class Baseline(Part):
