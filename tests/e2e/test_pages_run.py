@@ -142,6 +142,7 @@ PAGES = {
             "condensery serve --cors-origin": GUARDED,
             "pip install 'condensery[otel]'": "tests/e2e/test_traces.py has a collector",
             "condensery serve --tls-cert": GUARDED,
+            "condensery serve --shadow-share": "tests/contract/test_shadows.py has such a server",
             "openssl req": GUARDED,
         },
     ),

@@ -19,7 +19,7 @@ from condensery.question import NOT_FOUND, Answer, Delta
 pytestmark = pytest.mark.slow
 
 ASYLUM = "In which asylum did van Gogh paint The Starry Night?"
-CODE = "Which class of undici does it take?"
+CODE = "What does useFetch() take?"
 PASSAGES = [
     "Bread is baked of flour and water. It takes an hour.",
     "The function `useFetch()` takes an undici.Dispatcher, and returns 🍕 a promise.",
