@@ -268,7 +268,7 @@ def read_first(
     Where ``answers`` are given, so are others that hold one of the query's.
     """
     found, scores = scored[ranking_set.name]
-    texts = {passage.id: titled_text(passage) for passage in ranking_set.passages}
+    texts = texts_of(ranking_set) if answers is not None else {}
     whole: list[tuple[str, str]] = []
     without: list[tuple[str, str]] = []
     for query, names in found.items():
@@ -288,6 +288,11 @@ def read_first(
     return read(whole), read(without)
 
 
+def texts_of(ranking_set: RankingSet) -> dict[str, str]:
+    """Return each passage's text with its title, by its id."""
+    return {passage.id: titled_text(passage) for passage in ranking_set.passages}
+
+
 def holds(text: str, answers: Iterable[str]) -> bool:
     """Return whether an answer stands in a text, as whole words, whatever their case."""
     return any(
@@ -302,7 +307,7 @@ def f1_of(
     answers: Mapping[str, Sequence[str]],
 ) -> Numbers:
     """Return the F1 of the pair's answer to each query from the passage that it reads first."""
-    texts = {passage.id: titled_text(passage) for passage in ranking_set.passages}
+    texts = texts_of(ranking_set)
 
     async def ask_all() -> list[float]:
         scores = []

@@ -1,6 +1,6 @@
 """The sample index and the shipped pair, judged as a whole: what a fresh install answers.
 
-Half of the questions, the same each time, so that only numerics differ. The thresholds leave eight
+Half of the questions, the same each time, so that only numerics differ. The thresholds leave seven
 points or more to what was measured (docs/benchmarks/rag/): they catch what breaks, and say nothing
 of how good it is.
 """
@@ -33,7 +33,7 @@ def test_the_sample_index_is_answered_by_the_shipped_pair(tmp_path: Path) -> Non
     def mean(figures: dict[str, Any], name: str) -> float:
         return float(figures[name]["mean"])
 
-    assert mean(whole, "answered") >= 86
+    assert mean(whole, "answered") >= 88
     assert mean(whole, "right") >= 73
     assert mean(whole, "verbatim_of_right") >= 92
     assert mean(whole, "grounded") >= 92
