@@ -240,7 +240,7 @@ class PairCost:
         if shape.copy:
             queries = 2 * memory * hidden_size  # the gate
             keys = 2 * hidden_size * memory  # the words' mix
-            if shape.walk:
+            if shape.walk or shape.bounds:
                 keys += 4 * hidden_size  # where the answer starts, and ends
             else:
                 queries += 2 * memory * hidden_size * hidden_size

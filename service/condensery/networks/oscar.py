@@ -14,7 +14,7 @@ from transformers import BertConfig
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_generator import Generator, standardised
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.pointers import Pointer, SpanPointer
+from condensery.networks.pointers import AnyPointer, BoundsPointer, Pointer, SpanPointer
 
 WORDS = "compressor.backbone.embeddings.word_embeddings.weight"
 
@@ -32,11 +32,16 @@ class OscarPair(nn.Module):
     def __init__(self, config: BertConfig, shape: OscarShape, words: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        pointer = (SpanPointer if shape.walk else Pointer) if shape.copy else None
-        self.compressor = Compressor(
-            config, shape, generator_size=config.hidden_size, pointer=pointer
+        pointer: type[AnyPointer] = (
+            BoundsPointer if shape.bounds else SpanPointer if shape.walk else Pointer
         )
-        if isinstance(self.compressor.pointer, SpanPointer):
+        self.compressor = Compressor(
+            config,
+            shape,
+            generator_size=config.hidden_size,
+            pointer=pointer if shape.copy else None,
+        )
+        if isinstance(self.compressor.pointer, SpanPointer | BoundsPointer):
             self.compressor.pointer.sharp = shape.sharp
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings

@@ -7,6 +7,7 @@ language model with a tokenizer of its own (``BertHalf``, a half of ``oscar_caus
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -25,6 +26,7 @@ from condensery.networks.oscar_interface import (
 )
 from condensery.networks.oscar_packing import Pairing, Specials, length, pack
 from condensery.networks.oscar_shape import BertShape, OscarShape
+from condensery.networks.pointers import BoundsPointer
 from condensery.networks.quoting import END, Quotes
 
 
@@ -196,8 +198,30 @@ def _compress(
     )
     out = compressor(inputs, words)
     counts = (compressor.shape.memory_tokens,) * len(windows)
-    pointed = None if out.pointer is None else out.pointer.argmax(-1)
+    pointed = None
+    if out.pointer is not None:
+        ends = (inputs.passage_at >= 0).sum(1) - 1
+        pointed = _stretches(
+            out.pointer.argmax(-1), ends, isinstance(compressor.pointer, BoundsPointer)
+        )
     return Memories(out.memory.flatten(0, 1), counts, out.relevance, pointed)
+
+
+def _stretches(places: Tensor, ends: Tensor, bounds: bool) -> Tensor:
+    """Return the first and last token that memory tokens point at, (windows, 2).
+
+    Args:
+        places: The likeliest token for each of them, (windows, memory tokens).
+        ends: Of each window, that of the passage's [SEP], (windows,).
+        bounds: Whether the last of them points at the last one of an answer, however long; else
+            what they point at lasts as long as one follows the other.
+    """
+    step = torch.arange(places.shape[1], device=places.device)
+    follows = (places == places[:, :1] + step) & (places < ends[:, None])
+    last = places[:, 0] + follows.cumprod(1).sum(1) - 1
+    if bounds:
+        last = torch.where(places[:, -1] < ends, places[:, -1], last)
+    return torch.stack([places[:, 0], last], dim=1)
 
 
 def _pairing(window: PassageWindow) -> Pairing:

@@ -7,9 +7,13 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from condensery.networks.oscar_shape import BertShape
-from condensery.networks.pointers import Pointer, SpanPointer
+from condensery.networks.pointers import AnyPointer, BoundsPointer, Spans
 
 TEXT = -1  # in ``slot_ids``: an ordinary token
+# What a pointer of bounds, which is asked whether anything answers, adds to the relevance, where its
+# log-odds count 1. Of 0, 0.1, 0.2, .. 0.5, with another reader beside a pair, 250 questions: near
+# misses answered where 95 % of F1 is kept fell from 24 to 18 % at 0.3, and not further.
+ANSWERABLE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,13 @@ class Compressed:
         relevance: (passages,), raw scores.
         pointer: Log-probabilities of each memory token over ``passage_at``,
             (passages, memory tokens, longest); None without a pointer.
+        spans: How likely a pointer that scores bounds finds each; None without such a pointer.
     """
 
     memory: Tensor
     relevance: Tensor
     pointer: Tensor | None
+    spans: Spans | None = None
 
 
 class Compressor(nn.Module):
@@ -60,7 +66,8 @@ class Compressor(nn.Module):
 
     Memory token ``i`` and the rerank token are learned embeddings after the text; their last
     hidden states, through the mapping MLP and through a linear head, are the memory vectors and
-    the relevance score: one forward pass for both (OSCAR, arXiv:2504.07109, §3.2 and §3.3).
+    the relevance score: one forward pass for both (OSCAR, arXiv:2504.07109, §3.2 and §3.3). A
+    pointer that scores bounds adds its log-odds of any answer to the relevance (ours).
 
     Args:
         config: The backbone's configuration.
@@ -78,7 +85,7 @@ class Compressor(nn.Module):
         shape: BertShape,
         generator_size: int,
         *,
-        pointer: type[Pointer | SpanPointer] | None = None,
+        pointer: type[AnyPointer] | None = None,
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
@@ -126,13 +133,19 @@ class Compressor(nn.Module):
         states = flat[inputs.slots_at]
         memory_states = states[:, :-1]
         memory = self.mapping(memory_states)
-        log_pointer = None
+        log_pointer = spans = None
         if self.pointer is not None:
             assert words is not None
             real = inputs.passage_at >= 0
             at = inputs.passage_at.clamp(min=0)
-            log_pointer, gate = self.pointer(memory_states, flat[at], real)
+            if isinstance(self.pointer, BoundsPointer):
+                spans = self.pointer.spans(flat[at], real)
+                log_pointer, gate = self.pointer.point(spans, memory_states)
+            else:
+                log_pointer, gate = self.pointer(memory_states, flat[at], real)
             copied = log_pointer.exp().to(words.dtype) @ words[inputs.input_ids.reshape(-1)[at]]
             memory = memory + gate * copied
         relevance = self.rerank(states[:, -1]).squeeze(-1).float()
-        return Compressed(memory, relevance, log_pointer)
+        if spans is not None:
+            relevance = relevance + ANSWERABLE * spans.odds()
+        return Compressed(memory, relevance, log_pointer, spans)

@@ -53,21 +53,14 @@ class PassageWindow:
         """The passage's own tokens in this window."""
         return len(self.ids) - self.head - self.tail
 
-    def pointed(self, places: Sequence[int]) -> tuple[int, int] | None:
+    def pointed(self, first: int, last: int) -> tuple[int, int] | None:
         """Return the characters of the passage that memory tokens point at; None: at none.
 
         Args:
-            places: Of the token that each of them points at, among the passage's own; they follow
-                one another until one points elsewhere, or at the end.
+            first: The token that the first of them points at, among the passage's own.
+            last: The last token of what they point at; before ``first``: they point at nothing.
         """
-        first = last = places[0]
-        if first >= len(self.offsets):
-            return None
-        for place in places[1:]:
-            if place != last + 1 or place >= len(self.offsets):
-                break
-            last = place
-        return self.offsets[first][0], self.offsets[last][1]
+        return (self.offsets[first][0], self.offsets[last][1]) if last >= first else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +71,9 @@ class Memories:
         vectors: Of all windows, one after another, (sum of counts, generator hidden size).
         counts: Vectors of each window.
         relevance: Raw score of each, (windows,), fp32; None where the pair has no rerank head.
-        pointed: Of each window's memory tokens the likeliest place that they point at, (windows,
-            count); None where they do not point.
+        pointed: First and last token of the passage that each window's memory tokens point at,
+            (windows, 2), the last before the first where they point at none; None where they do
+            not point.
     """
 
     vectors: Tensor

@@ -41,7 +41,7 @@ def longest_question(text_tokens: int, beside: int) -> int:
 
 def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what manifests written before the field was there don't have."""
-    later = {"fewer", "walk", "sharp", "ask_first", "quote"}
+    later = {"fewer", "walk", "bounds", "sharp", "ask_first", "quote"}
     return {name: v for name, v in values.items() if name not in later or v}
 
 
@@ -142,7 +142,9 @@ class OscarShape(BertShape):
         copy: Whether memory vectors also carry a pointer's mix of the passage's word embeddings.
         walk: Whether that pointer walks along the passage from where an answer starts; else each
             memory token points by itself.
-        sharp: Whether it takes the likeliest walk alone; else all of them, mixed.
+        bounds: Whether that pointer scores where an answer begins and ends, as an extractive reader
+            does; memory tokens then point at its first words, and the last one at its last.
+        sharp: Whether it takes the likeliest walk or span alone; else all of them, mixed.
         ask_first: Whether the question stands before the passages too where any of them is read as
             text: a generator sees nothing that comes later, so it reads them knowing what is asked.
         quote: Whether an answer is held to the words of the passages read, one stretch of them.
@@ -154,6 +156,7 @@ class OscarShape(BertShape):
 
     copy: bool = True
     walk: bool = False
+    bounds: bool = False
     sharp: bool = False
     ask_first: bool = False
     quote: bool = False
@@ -168,5 +171,9 @@ class OscarShape(BertShape):
         BertShape.__post_init__(self)
         if self.walk and not self.copy:
             raise ValueError("walk is true, but copy is false: there is no pointer to walk")
-        if self.sharp and not self.walk:
-            raise ValueError("sharp is true, but walk is false: there is no walk to choose")
+        if self.bounds and not self.copy:
+            raise ValueError("bounds is true, but copy is false: there is no pointer to score them")
+        if self.bounds and self.walk:
+            raise ValueError("bounds and walk are true: a pointer does one of them")
+        if self.sharp and not (self.walk or self.bounds):
+            raise ValueError("sharp is true, but walk and bounds are false: nothing to choose")

@@ -126,8 +126,8 @@ class Compressor:
         scores = [None] * len(windows) if relevance is None else relevance.float().cpu().tolist()
         pointers: list[tuple[int, int] | None] = [None] * len(windows)
         if memories.pointed is not None:
-            places = memories.pointed.tolist()
-            pointers = [w.pointed(of) for w, of in zip(windows, places, strict=True)]
+            stretches = memories.pointed.tolist()
+            pointers = [w.pointed(*of) for w, of in zip(windows, stretches, strict=True)]
         results: list[CompressedWindow | CondenseryError] = []
         split = vectors.split(memories.counts)
         for memory, score, pointer in zip(split, scores, pointers, strict=True):

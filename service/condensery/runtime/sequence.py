@@ -27,6 +27,7 @@ from condensery.request_context import MODEL_FIELD, RequestContext, SpanEvent
 from condensery.runtime.queue import QueuedRequest, call_in_loop
 
 NO_POSITIONS: CachePositions = np.zeros(0, dtype=np.int64)
+LIKELIEST_END = 1 - 1e-7  # least below 1 in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,16 +358,28 @@ def run_step(
 
 
 def _hold_to_quotes(scores: Tensor, sequences: abc.Sequence[Sequence]) -> None:
-    """Leave scores (sequences, vocabulary) to what may come next, of answers that quote."""
+    """Leave scores (sequences, vocabulary) to what may come next, of answers that quote.
+
+    An answer ends as likely as its generator says, and what it would say beyond the texts goes to
+    what they go on with. Were the rest only left out, the end would win against each single word
+    of a text that the generator can't foretell, though it is sure that there is more.
+    """
     rows: list[int] = []
     allowed: list[int] = []
+    ending: list[int] = []  # rows that may end or go on
+    going: list[tuple[int, int]] = []  # which of ``allowed`` goes on, and with which of these rows
+    stops: frozenset[int] = frozenset()
     for row, sequence in enumerate(sequences):
         quotes, places = sequence.request.quotes, sequence.quoted
         if quotes is None or places is None:
             continue
         tokens, may_end = quotes.allowed(places)
-        ends = sequence.request.stop_ids if may_end and sequence.count else ()
-        of_row = [*tokens.tolist(), *ends]
+        may_end = may_end and sequence.count > 0
+        if may_end and len(tokens):
+            stops = sequence.request.stop_ids  # the model's, of every sequence
+            going += [(len(allowed) + i, len(ending)) for i in range(len(tokens))]
+            ending.append(row)
+        of_row = [*tokens.tolist(), *(sequence.request.stop_ids if may_end else ())]
         allowed += of_row
         rows += [row] * len(of_row)
     if not rows:
@@ -374,8 +387,22 @@ def _hold_to_quotes(scores: Tensor, sequences: abc.Sequence[Sequence]) -> None:
     # At once for all: on a GPU each operation is a launch, and each copy a wait.
     at = torch.tensor([rows, allowed], device=scores.device)
     kept = scores[at[0], at[1]]
+    if ending:
+        own = scores[ending].float()
+        which, whose = torch.tensor(going, device=scores.device).T
+        going_on = _logsumexp(kept[which].float(), whose, len(ending))
+        whole, end = own.logsumexp(1), own[:, sorted(stops)].logsumexp(1)
+        more = whole + torch.log1p(-(end - whole).exp().clamp(max=LIKELIEST_END)) - going_on
+        kept[which] += more[whose].to(kept.dtype)
     scores[at[0].unique()] = -torch.inf
     scores[at[0], at[1]] = kept
+
+
+def _logsumexp(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return log of the sum of exp of the values of each group, (count,); none is empty."""
+    most = values.new_full((count,), -torch.inf).scatter_reduce(0, groups, values, "amax")
+    sums = values.new_zeros(count).index_add(0, groups, (values - most[groups]).exp())
+    return most + sums.log()
 
 
 def _scores(

@@ -12,9 +12,10 @@ from transformers import BertModel
 from condensery.methods.oscar.batches import Item, Layout, Row, collate
 from condensery.methods.oscar.losses import prompt_embeds
 from condensery.networks.oscar import WORDS, OscarPair
-from condensery.networks.oscar_compressor import Compressed
+from condensery.networks.oscar_compressor import ANSWERABLE, Compressed
 from condensery.networks.oscar_generator import standardised
 from condensery.networks.oscar_packing import Pairing, pack
+from condensery.networks.pointers import LONGEST
 from condensery.runtime.oscar_pair import prepare_for_inference
 
 FP32 = torch.float32
@@ -23,6 +24,7 @@ PAIR = tiny_pair()
 READY = prepare_for_inference(copy.deepcopy(PAIR))
 PLAIN = tiny_pair(copy=False)
 WALK = tiny_pair(walk=True)
+BOUNDS = tiny_pair(bounds=True)
 
 ids = st.integers(4, len(VOCABULARY) - 1)
 pairings = st.builds(
@@ -69,11 +71,16 @@ def compress_by_hand(pairing: Pairing, pair: OscarPair) -> tuple[Tensor, float]:
 
         memory, rerank = hidden[len(text) : -1], hidden[-1]
         vectors = linear("mapping.2", linear("mapping.0", memory).clamp(min=0))
+        relevance = linear("rerank", rerank).item()
         if pair.shape.copy:
             at = range(len(question) + 2, len(text))
             tokens = hidden[at.start : at.stop]
             if pair.shape.walk:
                 pointed = walk_by_hand(linear("pointer.span", tokens), len(memory))
+            elif pair.shape.bounds:
+                pointed, nothing = bounds_by_hand(linear("pointer.span", tokens), len(memory))
+                odds = math.log1p(-nothing) - math.log(nothing) if nothing < 1 else -20
+                relevance += ANSWERABLE * odds
             else:
                 keys = linear("pointer.key", tokens)
                 scores = linear("pointer.query", memory) @ keys.T / math.sqrt(hidden.shape[-1])
@@ -81,7 +88,7 @@ def compress_by_hand(pairing: Pairing, pair: OscarPair) -> tuple[Tensor, float]:
             table = pair.generator.words[[text[i] for i in at]]
             gate = 1 / (1 + torch.exp(-linear("pointer.gate", memory)))
             vectors = vectors + gate * (pointed @ table)
-        return vectors, linear("rerank", rerank).item()
+        return vectors, relevance
 
 
 def walk_by_hand(logits: Tensor, steps: int) -> Tensor:
@@ -95,6 +102,25 @@ def walk_by_hand(logits: Tensor, steps: int) -> Tensor:
     for _ in range(steps - 1):
         at.append(at[-1] @ moves)
     return torch.stack(at)
+
+
+def bounds_by_hand(logits: Tensor, steps: int) -> tuple[Tensor, float]:
+    """Return where each memory token points, of all spans as likely as their bounds' logits say,
+    and the probability of none.
+    """
+    starts, ends = logits.T.tolist()
+    end = len(logits) - 1
+    paths, scores = [[end] * steps], [starts[end] + ends[end]]
+    for first in range(end):
+        for last in range(first, min(end, first + LONGEST)):
+            path = [first + i if first + i <= last else end for i in range(steps)]
+            paths.append([*path[:-1], last] if last - first >= steps else path)
+            scores.append(starts[first] + ends[last])
+    pointed = torch.zeros(steps, len(logits))
+    likely = torch.tensor(scores).double().softmax(0).tolist()
+    for path, chance in zip(paths, likely, strict=True):
+        pointed[range(steps), path] += chance
+    return pointed, likely[0]
 
 
 def close(got: Tensor, wanted: Tensor) -> bool:
@@ -129,7 +155,9 @@ def test_packed_and_padded_give_the_same(batch: list[Pairing]) -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [PAIR, WALK, PLAIN], ids=["with pointer", "with a walk", "as in the paper"]
+    "pair",
+    [PAIR, WALK, BOUNDS, PLAIN],
+    ids=["with pointer", "with a walk", "with bounds", "as in the paper"],
 )
 @pytest.mark.parametrize("sizes", [(0, 0), (5, 1), (12, 24)])
 def test_memory_is_the_mapping_plus_what_the_pointer_copies(

@@ -30,6 +30,7 @@ def test_a_shape_survives_the_manifest_and_refuses_unknown_names() -> None:
         tiny_shape(copy=False),
         tiny_shape(fewer=(2, 1)),
         tiny_shape(walk=True, sharp=True),
+        tiny_shape(bounds=True, sharp=True),
         tiny_shape(ask_first=True, quote=True),
     ):
         assert OscarShape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
@@ -55,6 +56,7 @@ def test_a_manifest_from_before_there_were_rates_stays_as_it_was() -> None:
         ("mapping_size", True),
         ("copy", 1),
         ("walk", 1),
+        ("bounds", 1),
         ("sharp", 1),
         ("fewer", 4),
         ("fewer", [4.0]),
@@ -122,8 +124,12 @@ def test_the_first_vectors_are_those_of_a_compressor_that_has_no_others() -> Non
             assert torch.allclose(vectors[:count], wanted, rtol=0, atol=5e-5)
 
 
-def test_a_walk_needs_a_pointer() -> None:
+def test_a_walk_and_bounds_need_a_pointer_which_is_one_of_them() -> None:
     with pytest.raises(ValueError, match="walk is true, but copy is false"):
         OscarShape(copy=False, walk=True)
-    with pytest.raises(ValueError, match="sharp is true, but walk is false"):
+    with pytest.raises(ValueError, match="bounds is true, but copy is false"):
+        OscarShape(copy=False, bounds=True)
+    with pytest.raises(ValueError, match="bounds and walk are true"):
+        OscarShape(walk=True, bounds=True)
+    with pytest.raises(ValueError, match="sharp is true, but walk and bounds are false"):
         OscarShape(sharp=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_pair import SPECIALS, VOCABULARY, tiny_pair
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from condensery.errors import DeadlineExceeded, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
@@ -163,6 +163,26 @@ def stretches(texts: list[list[int]], said: list[int]) -> set[int]:
     return following
 
 
+class HeldToTexts(LogitsProcessor):
+    """Gives the end its probability, and the rest to what may follow, in proportion."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts = texts
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        may = stretches(self.texts, input_ids[0].tolist())
+        likely = scores[0].double().softmax(0)
+        held = torch.zeros_like(likely)
+        words = sorted(may - {SPECIALS.end})
+        end = float(likely[SPECIALS.end]) if SPECIALS.end in may else 0.0
+        if words:
+            held[words] = (1 - end) * likely[words] / likely[words].sum()
+            held[SPECIALS.end] = end
+        else:
+            held[SPECIALS.end] = 1.0
+        return held.log().float()[None]
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
     pair: OscarPair, plain: OscarPair, workers: Workers, seed: int
@@ -171,18 +191,17 @@ async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
     letters = len(VOCABULARY) // 2
     texts = [[rng.randrange(4, letters) for _ in range(rng.randint(3, 30))] for _ in range(2)]
     prompt = prompt_of(seed)
-    ids = (
-        as_transformers_has_it(plain)
-        .generate(
-            inputs_embeds=embeds_of(prompt, plain),
-            max_new_tokens=10,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=SPECIALS.end,
-            prefix_allowed_tokens_fn=lambda _, said: sorted(stretches(texts, said.tolist())),
-        )[0]
-        .tolist()
+    made = as_transformers_has_it(plain).generate(
+        inputs_embeds=embeds_of(prompt, plain),
+        max_new_tokens=10,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=SPECIALS.end,
+        logits_processor=LogitsProcessorList([HeldToTexts(texts)]),
+        return_dict_in_generate=True,
+        output_scores=True,
     )
+    ids = made.sequences[0].tolist()
     wanted = ids[: ids.index(SPECIALS.end)] if SPECIALS.end in ids else ids
     continues = np.array([word.startswith("##") for word in VOCABULARY])
     quotes = Quotes.of(texts, continues)
@@ -195,6 +214,8 @@ async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
     assert "".join(token.text for token in tokens) == text_of(wanted)
     likely = [t.logprob for t in tokens if t.logprob is not None]
     assert all(np.isfinite(top.logprob) for logprob in likely for top in logprob.top)
+    expected = [float(of_step[0, id_]) for of_step, id_ in zip(made.scores, wanted, strict=False)]
+    assert [logprob.logprob for logprob in likely] == pytest.approx(expected, abs=1e-3)
 
 
 def test_of_nothing_to_quote_there_are_no_quotes() -> None:

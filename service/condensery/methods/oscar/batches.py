@@ -92,6 +92,8 @@ class Batch:
         scores: Their scores.
         pointed: For each row and memory token, which of ``passage_at`` to point at, (rows, l);
             IGNORED where it is free.
+        answers_at: Rows whose answer's bounds are known, or that have none.
+        answers: Of them its first token and how many it has, 0: none, (known rows, 2).
         prompt: The generator's word ids of all items, (total,); memory and separators hold 0.
         packing: Where each item's prompt lies.
         memory_at: Positions in ``prompt`` of each row's memory vectors, (rows, l).
@@ -112,6 +114,8 @@ class Batch:
     scored_at: Tensor
     scores: Tensor
     pointed: Tensor
+    answers_at: Tensor
+    answers: Tensor
     prompt: Tensor
     packing: Packing
     memory_at: Tensor
@@ -144,6 +148,7 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
     )
     scored = [not math.isnan(row.score) for row in rows]
     judged = [i for i, row in enumerate(rows) if row.relevant is not None and not scored[i]]
+    known = [i for i, row in enumerate(rows) if _bounds_known(row)]
     prompts = _Prompts(layout)
     for item in items:
         prompts.add(item)
@@ -165,6 +170,8 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
         scored_at=whole([i for i, has in enumerate(scored) if has]),
         scores=real([row.score for row, has in zip(rows, scored, strict=True) if has]),
         pointed=whole([point(row, shape.memory_tokens) for row in rows]),
+        answers_at=whole(known),
+        answers=whole([_bounds(rows[i]) for i in known]),
         prompt=packing.row(prompts.ids)[0],
         packing=packing,
         memory_at=whole(prompts.memory_at),
@@ -188,11 +195,20 @@ def point(row: Row, memory: int) -> list[int]:
     free: all of them where the passage answers and nobody says with which words.
     """
     targets = [IGNORED] * memory
-    if row.relevant is None or (row.relevant and row.answer is None):
+    if not _bounds_known(row):
         return targets
     start, end = row.answer or (0, 0)
     span = [*range(start, end), len(row.passage)][:memory]
     return [*span, *targets[len(span) :]]
+
+
+def _bounds_known(row: Row) -> bool:
+    return row.relevant is not None and not (row.relevant and row.answer is None)
+
+
+def _bounds(row: Row) -> tuple[int, int]:
+    start, end = row.answer or (0, 0)
+    return start, end - start
 
 
 class _Prompts:
@@ -219,7 +235,7 @@ class _Prompts:
         ids, begin = self.ids, len(self.ids)
         passages, answer_place = item.spelled or (0, 0)
         for passage in range(passages):
-            words = item.answer[:memory].tolist() if passage == answer_place else []
+            words = self._spell(item.answer) if passage == answer_place else []
             self.spelled += [*words, *[specials.end] * (memory - len(words))]
             self.spelled_at.extend(range(len(ids), len(ids) + memory))
             self.separator_at.append(len(ids) + memory)
@@ -249,9 +265,26 @@ class _Prompts:
         self.labels_at.extend(range(len(ids) - 1, len(ids) - 1 + len(target)))
         fed = (item.answer if item.said is None else item.said).tolist()
         for i, label in enumerate(target):
-            before = sorted({*fed[:i]} - {label})
+            if self._unspelled(item, i):  # nobody can know it, but that there is more
+                target[i], before = IGNORED, [specials.end]
+            else:
+                before = sorted({*fed[:i]} - {label})
             self.repeats_at.extend([len(self.labels) + i] * len(before))
             self.repeats.extend(before)
         self.labels.extend(target)
         ids.extend(fed)
         self.lengths.append(len(ids) - begin)
+
+    def _spell(self, answer: Ids) -> list[int]:
+        """Return the words that vectors spell: the first ones, and the last for the rest."""
+        shape = self._layout.shape
+        words = answer[: shape.memory_tokens].tolist()
+        if shape.bounds and len(words):
+            words[-1] = int(answer[-1]) if len(words) == shape.memory_tokens else words[-1]
+        return words
+
+    def _unspelled(self, item: Item, place: int) -> bool:
+        """Return whether no vector carries a word of an answer, since it has so many."""
+        shape = self._layout.shape
+        reads_vectors = shape.bounds and not item.plain and (item.rows or item.spelled)
+        return bool(reads_vectors and shape.memory_tokens - 1 <= place < len(item.answer) - 1)

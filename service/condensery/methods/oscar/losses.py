@@ -87,8 +87,9 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
     (arXiv:2504.07109, §3.1). So is the rerank head's where a teacher's logit is given, the squared
     error (§3.3); elsewhere it is binary cross-entropy on whether the passage has the answer. Both
     ask for a logit, since what is served is its sigmoid. The pointer's loss teaches memory token i
-    to point at the answer's token i. That of repeats is the unlikelihood of saying again what was
-    said (Welleck et al., arXiv:1908.04319, §5.1), a mean over the labels.
+    to point at the answer's token i, and a pointer that scores bounds those of the answer. That of
+    repeats is the unlikelihood of saying what would be wrong (Welleck et al., arXiv:1908.04319,
+    §5.1), what was said or an end too soon, a mean over the labels.
     """
     zero = torch.zeros((), device=batch.prompt.device)
     relevance = score = pointer = zero
@@ -100,7 +101,10 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
             relevance = F.binary_cross_entropy_with_logits(logits[batch.judged_at], batch.judged)
         if len(batch.scores):
             score = F.mse_loss(logits[batch.scored_at], batch.scores)
-        if compressed.pointer is not None:
+        if compressed.spans is not None:
+            if len(batch.answers):
+                pointer = compressed.spans.only(batch.answers_at).nll(batch.answers).mean()
+        elif compressed.pointer is not None:
             # The mean over what is not free, which may be nothing.
             total = F.nll_loss(
                 compressed.pointer.flatten(0, 1),

@@ -136,7 +136,7 @@ def publish(
     sources, others = read_sources(trained.data, licences)
     tensors = trained.checkpoint.weights()
     if end_offset:
-        if ENDS not in tensors or not math.isfinite(end_offset):
+        if not shape.walk or not math.isfinite(end_offset):
             raise InputError(
                 f"end_offset={end_offset:g}: needs a pointer that walks, and a finite number",
                 field="end_offset",

@@ -134,7 +134,9 @@ class Sampler:
         rng, mix = self._rng, self._mix
         passage = data.passages[example.passage]
         answer = passage[example.start : example.end]
-        answer = (answer if example.label is None else example.label)[: self._shape.memory_tokens]
+        answer = answer if example.label is None else example.label
+        if not self._shape.bounds:
+            answer = answer[: self._shape.memory_tokens]
         passages = 1 + (rng.randint(1, mix.others) if rng.random() < mix.several else 0)
         place = 0 if rng.random() < mix.first else rng.randrange(passages)
         question = example.question[: self._shape.query_tokens]

@@ -18,7 +18,7 @@ from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.pointers import SpanPointer
+from condensery.networks.pointers import BoundsPointer, SpanPointer
 
 State = dict[str, Tensor]
 COMMAND = "command.txt"  # of a run: the command lines that made it, the first first
@@ -109,7 +109,7 @@ def start_generator(pair: OscarPair, folder: Path, tokenizer: Tokenizer) -> None
 def start_encoder(pair: OscarPair, folder: Path) -> None:
     """Give the compressor the layers of an extractive reader over the same words.
 
-    A pointer that walks takes its span head as well; another leaves it aside.
+    A pointer that walks, or scores bounds, takes its span head as well; another leaves it aside.
 
     Args:
         pair: As ``new_pair`` made it.
@@ -129,11 +129,12 @@ def start_encoder(pair: OscarPair, folder: Path) -> None:
     if far := _far(state[words], own[words]):
         raise _refused(folder, f"{far} of {len(own[words])} words are not the encoder's", "reader")
     backbone.load_state_dict({n: own[n] if n == words else state[n] for n in own})
-    if isinstance(pointer := pair.compressor.pointer, SpanPointer):
+    if isinstance(pointer := pair.compressor.pointer, SpanPointer | BoundsPointer):
         try:
             head = {name: weights[f"qa_outputs.{name}"] for name in ("weight", "bias")}
             pointer.span.load_state_dict(head)
-            pointer.span.bias.data[1] -= END_OFFSET
+            if isinstance(pointer, SpanPointer):
+                pointer.span.bias.data[1] -= END_OFFSET
         except (KeyError, RuntimeError) as error:
             raise _refused(folder, f"no span head: {error}", "reader") from error
 

@@ -353,3 +353,43 @@ def test_copies_are_attention_to_the_next_word_as_transformers_works_it_out() ->
 def test_where_nothing_is_read_as_text_nothing_is_learnt_of_copies(batch: Batch) -> None:
     assert losses(packed_pair(), collate(ITEMS[:3], LAYOUT)).copies == 0
     assert len(batch.copied) == 2
+
+
+BOUNDS = Layout(tiny_shape(bounds=True), SPECIALS, LAYOUT.slot_positions)  # 3 memory tokens
+
+
+def test_a_pointer_of_bounds_learns_the_whole_answer() -> None:
+    tiny = tiny_pair(bounds=True)
+    words = tiny.compressor.backbone.embeddings.word_embeddings.weight
+    pair = empty_pair(tiny.compressor.backbone.config, tiny.shape, words).train()
+    rows = (GOLD, LONG, OTHER, UNKNOWN)
+    batch = collate([Item(QUESTION, rows, ids(11, 12))], BOUNDS)
+    assert batch.answers_at.tolist() == [0, 1, 2]
+    assert batch.answers.tolist() == [[1, 2], [1, 5], [0, 0]]
+    assert batch.given is not None
+    spans = pair.compressor(batch.given, pair.generator.words).spans
+    assert spans is not None
+    wanted = -(spans.table[0, 1, 1] + spans.table[1, 4, 1] + spans.nothing[2]) / 3
+    torch.testing.assert_close(losses(pair, batch).pointer, wanted)
+    unknown = losses(pair, collate([Item(QUESTION, (UNKNOWN,), ids(9))], BOUNDS))
+    assert unknown.pointer == 0
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+def test_of_a_long_answer_the_generator_learns_the_words_that_vectors_carry(spelled: bool) -> None:
+    answer = ids(21, 22, 23, 24, 25)
+    item = (
+        Item(QUESTION, (), answer, spelled=(1, 0)) if spelled else Item(QUESTION, (LONG,), answer)
+    )
+    batch = collate([item], BOUNDS)
+    assert batch.labels.tolist() == [21, 22, IGNORED, IGNORED, 25, SPECIALS.end]
+    if spelled:
+        assert batch.spelled.tolist() == [21, 22, 25]
+    again = list(zip(batch.repeats_at.tolist(), batch.repeats.tolist(), strict=True))
+    # Where no vector has the word, all that is known is that the answer does not end.
+    assert [pair for pair in again if pair[0] in (2, 3)] == [(2, SPECIALS.end), (3, SPECIALS.end)]
+    as_text = collate([Item(QUESTION, (LONG,), answer, plain=True)], BOUNDS)
+    assert as_text.labels.tolist() == [21, 22, 23, 24, 25, SPECIALS.end]
+    exactly = collate([Item(QUESTION, (), ids(21, 22, 23), spelled=(1, 0))], BOUNDS)
+    assert exactly.spelled.tolist() == [21, 22, 23]
+    assert exactly.labels.tolist() == [21, 22, 23, SPECIALS.end]

@@ -26,7 +26,7 @@ from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import standardised
-from condensery.networks.pointers import SpanPointer
+from condensery.networks.pointers import BoundsPointer, SpanPointer
 
 SHAPE = tiny_shape(generator_layers=3)
 
@@ -225,6 +225,20 @@ def test_a_pointer_that_walks_starts_from_the_readers_span_head(
     reader.bert.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"reader: .*: no span head: 'qa_outputs.weight'"):
         start_encoder(pair, tmp_path)
+
+
+def test_a_pointer_of_bounds_is_the_readers_span_head(base_folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    reader = BertForQuestionAnswering(tiny_config())
+    pair = new_pair(base_folder, tiny_shape(bounds=True))
+    words = pair.compressor.backbone.embeddings.word_embeddings.weight
+    reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
+    reader.save_pretrained(tmp_path)
+    start_encoder(pair, tmp_path)
+    pointer = pair.compressor.pointer
+    assert isinstance(pointer, BoundsPointer)
+    for name, value in reader.qa_outputs.state_dict().items():
+        assert torch.equal(pointer.span.state_dict()[name], value)
 
 
 def test_a_generator_alone_may_be_gone_on_from(base_folder: Path) -> None:
