@@ -1,4 +1,4 @@
-"""Queries of all panels, and what all rules read, against a Prometheus of a real server."""
+"""Queries and drawings of all panels, and what all rules read, by a Prometheus of a real server."""
 
 import json
 import math
@@ -17,23 +17,31 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from deploy.draw_dashboards import (
+    DASHBOARDS,
+    WIDTH,
+    box_of,
+    draw,
+    format_value,
+    last_minutes,
+    read_dashboards,
+)
+from PIL import Image
 from tests.conftest import serving
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
-DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 PATIENCE_SECONDS = 120
 SERIES = r"(?:\bup\b|\b(?:condensery[_:]|process_)[\w:]+)(?:\{[^}]*\})?"
 
 
 def read_panels() -> Iterator[tuple[str, str]]:
     """Yield each query of each panel, under the dashboard's and the panel's title."""
-    for path in DASHBOARDS:
-        dashboard = json.loads(path.read_text(encoding="utf-8"))
-        for panel in dashboard["panels"]:
-            for target in panel["targets"]:
-                query = target["expr"].replace("$__rate_interval", "30s")
-                yield f"{path.stem}: {panel['title']}", query.replace("$instance", ".*")
+    for dashboard in read_dashboards():
+        for panel in dashboard.panels:
+            for target in panel.targets:
+                query = target.fill_in(30, dashboard.variables)
+                yield f"{dashboard.name}: {panel.title}", query
 
 
 def read_rules() -> Iterator[tuple[str, str]]:
@@ -56,7 +64,7 @@ def needs_gpu(title: str, query: str) -> bool:
 
 
 def test_dashboards_have_names_of_their_own_and_panels_that_do_not_overlap() -> None:
-    boards = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS]
+    boards = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS.glob("*.json")]
     assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == 4
     for board in boards:
         taken = set[tuple[int, int]]()
@@ -66,6 +74,21 @@ def test_dashboards_have_names_of_their_own_and_panels_that_do_not_overlap() -> 
             assert not cells & taken, panel["title"]
             assert at["x"] + at["w"] <= 24, panel["title"]
             taken |= cells
+
+
+def test_values_are_written_in_their_panels_unit() -> None:
+    written = {
+        ("s", 0.0123): "12.3 ms",
+        ("s", 0): "0 s",
+        ("s", 75): "1.25 min",
+        ("bytes", 2.5 * 2**30): "2.5 GiB",
+        ("percentunit", -0.352): "-35.2%",
+        ("reqps", 1.234): "1.23 req/s",
+        ("short", 1_234_567): "1.23 Mil",
+        ("short", 247): "247",
+    }
+    for (unit, value), text in written.items():
+        assert format_value(unit, value) == text
 
 
 @contextmanager
@@ -104,7 +127,7 @@ def is_empty(reply: dict[str, Any]) -> bool:
 @pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="needs prometheus, of Debian's package of that name"
 )
-def test_no_panel_and_no_rule_is_empty_under_a_small_load(
+def test_no_panel_and_no_rule_is_empty_under_a_small_load_and_all_panels_are_drawn(
     store_with_pair: Path, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     queries = {
@@ -132,9 +155,25 @@ def test_no_panel_and_no_rule_is_empty_under_a_small_load(
                     if reply.status_code == 200 and not is_empty(reply.json()):
                         del empty[title]
             assert load.poll() in (None, 0), "the load failed"
+            time.sleep(2)  # so that what came last is before the window's end
+            window = last_minutes(3, scrape_seconds=1)
+            boards = list(read_dashboards())
+            drawn = [draw(one, asked, window, tmp_path / f"{one.name}.png") for one in boards]
         finally:
             load.send_signal(signal.SIGINT)
             load.wait(60)
     for title in queries:
         with subtests.test(title):
             assert title not in empty, "it shows nothing"
+    for board, series in zip(boards, drawn, strict=True):
+        with Image.open(tmp_path / f"{board.name}.png") as file:
+            picture = file.convert("L")
+        assert picture.width == WIDTH
+        for panel in board.panels:
+            with subtests.test(f"{board.name}: {panel.title}, drawn"):
+                if not needs_gpu(f"{board.name}: {panel.title}", panel.targets[0].query):
+                    assert series[panel.title] >= len(panel.targets)
+                box = box_of(panel)
+                for top, bottom in ((4, 30), (34, box.height - 4)):  # its title; what it shows
+                    part = (box.x + 4, box.y + top, box.x + box.width - 4, box.y + bottom)
+                    assert min(picture.crop(part).tobytes()) < 160
