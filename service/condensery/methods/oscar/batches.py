@@ -248,11 +248,9 @@ class _Prompts:
             if item.plain:
                 if row.answer is not None and row.relevant:
                     start, end = row.answer
-                    words = row.passage[start:end]
-                    if np.array_equal(words, item.answer):
-                        self.copied_at.extend(
-                            range(len(self.labels), len(self.labels) + len(words))
-                        )
+                    span = row.passage[start:end]
+                    if np.array_equal(span, item.answer):
+                        self.copied_at.extend(range(len(self.labels), len(self.labels) + len(span)))
                         self.copied.extend(range(len(ids) + start, len(ids) + end))
                 ids.extend(row.passage.tolist())
             else:
@@ -278,9 +276,9 @@ class _Prompts:
     def _spell(self, answer: Ids) -> list[int]:
         """Return the words that vectors spell: the first ones, and the last for the rest."""
         shape = self._layout.shape
-        words = answer[: shape.memory_tokens].tolist()
-        if shape.bounds and len(words):
-            words[-1] = int(answer[-1]) if len(words) == shape.memory_tokens else words[-1]
+        words: list[int] = answer[: shape.memory_tokens].tolist()
+        if shape.bounds and len(words) == shape.memory_tokens:
+            words[-1] = int(answer[-1])
         return words
 
     def _unspelled(self, item: Item, place: int) -> bool:
