@@ -220,12 +220,14 @@ async def generate_text(
         return
     name = oscar.info.name
     passages = [PassageRead(candidate.text, candidate.pointer) for candidate in selected.kept]
+    as_vectors = {candidate.place for candidate in selected.as_vectors}
+    pointed = [c.pointer if c.place in as_vectors else None for c in selected.kept]
     generator: AnswerGenerator = selected.server or oscar
     words, quotes = await run_tokenizing(
         selected.texts,
         lambda: (
             AnswerWords(question.query, passages),
-            generator.quotes([passage.text for passage in passages]),
+            generator.quotes([passage.text for passage in passages], pointed),
         ),
     )
     stream = generator.generate_from_prompt(

@@ -141,14 +141,16 @@ class AnswerGenerator(Protocol):
     A context is what it reads, best first: memory vectors (vectors, hidden size), or text for a
     passage that is read plain; ``count_positions`` is about how many each takes, and
     ``free_positions`` what a prompt and its answer leave free (negative: too long); ``quotes`` are
-    what an answer may say that reads these texts, None for anything. What is not awaited runs in
-    the calling thread.
+    what an answer may say that reads these texts, None for anything, with the characters that the
+    vectors of each point at. What is not awaited runs in the calling thread.
     """
 
     def make_prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt: ...
     def count_positions(self, context: Sequence[Floats | str]) -> list[int]: ...
     def free_positions(self, prompt: Any, max_tokens: int) -> int: ...
-    def quotes(self, texts: Sequence[str]) -> Any: ...
+    def quotes(
+        self, texts: Sequence[str], pointed: Sequence[tuple[int, int] | None] = ()
+    ) -> Any: ...
     def generate_from_prompt(
         self,
         prompt: Any,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from condensery.networks.attention import PACKED
@@ -18,6 +18,7 @@ from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_interface import (
+    Characters,
     Memories,
     PassageWindow,
     PromptPart,
@@ -88,8 +89,12 @@ class BertWindows:
 
     def pieces(self, text: str) -> list[int]:
         """Return a text's word pieces, none of them special."""
-        ids: list[int] = self._tokenizer.encode(self._neutral(text), add_special_tokens=False).ids
+        ids: list[int] = self.encode(text).ids
         return ids
+
+    def encode(self, text: str) -> Encoding:
+        """Return a text's word pieces, none of them special, with their characters."""
+        return self._tokenizer.encode(self._neutral(text), add_special_tokens=False)
 
 
 class BertTexts:
@@ -131,16 +136,29 @@ class BertTexts:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def quotes(self, texts: Sequence[str]) -> Quotes | None:
+    def quotes(
+        self, texts: Sequence[str], pointed: Sequence[Characters | None] = ()
+    ) -> Quotes | None:
         """Return what an answer may say that read these texts; None: anything."""
         if self._continues is None:
             return None
+        encodings = [self._compressor.encode(text) for text in texts]
         # An unknown word has no letters to say: nothing goes on across it.
         pieces = [
-            [END if piece == self._unknown else piece for piece in self._compressor.pieces(text)]
-            for text in texts
+            [END if piece == self._unknown else piece for piece in encoding.ids]
+            for encoding in encodings
         ]
-        return Quotes.of(pieces, self._continues)
+        stretches = [
+            None if span is None else _tokens_of(encoding.offsets, span)
+            for encoding, span in zip(encodings, pointed, strict=False)
+        ]
+        return Quotes.of(pieces, self._continues, stretches)
+
+
+def _tokens_of(offsets: Sequence[Characters], span: Characters) -> tuple[int, int] | None:
+    """Return the first token within characters and the one after the last; None: there is none."""
+    inside = [i for i, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
+    return (inside[0], inside[-1] + 1) if inside else None
 
 
 class BertCompressor:

@@ -10,9 +10,9 @@ from condensery.networks.oscar_shape import BertShape
 from condensery.networks.pointers import AnyPointer, BoundsPointer, Spans
 
 TEXT = -1  # in ``slot_ids``: an ordinary token
-# What a pointer of bounds, which is asked whether anything answers, adds to the relevance, where its
-# log-odds count 1. Of 0, 0.1, 0.2, .. 0.5, with another reader beside a pair, 250 questions: near
-# misses answered where 95 % of F1 is kept fell from 24 to 18 % at 0.3, and not further.
+# How much of a bounds pointer's log-odds of any answer is added to the relevance. Of 0, .1, .. 0.5,
+# with another reader beside a pair, 250 questions: near misses answered where 95 % of F1 is kept
+# fell from 24 to 18 % at 0.3, and not further.
 ANSWERABLE = 0.3
 
 

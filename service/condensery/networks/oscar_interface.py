@@ -19,6 +19,7 @@ from torch import Tensor
 
 from condensery.networks.quoting import Quotes
 
+Characters: TypeAlias = tuple[int, int]  # of a text: the first, and the one after the last
 # Of a prompt: token ids, or the vectors (vectors, hidden) that stand in the place of some.
 PromptPart: TypeAlias = Sequence[int] | Tensor
 
@@ -152,8 +153,16 @@ class PairTexts(Protocol):
         """Return an answer's text, special tokens left out."""
         ...
 
-    def quotes(self, texts: Sequence[str]) -> Quotes | None:
-        """Return what an answer may say that read these texts; None: anything."""
+    def quotes(
+        self, texts: Sequence[str], pointed: Sequence[Characters | None] = ()
+    ) -> Quotes | None:
+        """Return what an answer may say that read these texts; None: anything.
+
+        Args:
+            texts: As far as they are read.
+            pointed: Of each text the characters that its memory vectors point at, None where at
+                none, or where its words are read; may be empty.
+        """
         ...
 
 

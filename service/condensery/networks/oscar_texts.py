@@ -10,6 +10,7 @@ from torch import Tensor
 from condensery.networks.oscar_bert import BertWindows
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
 from condensery.networks.oscar_interface import (
+    Characters,
     PassageWindow,
     PromptPart,
     SpecialTokenEscaper,
@@ -223,5 +224,5 @@ class CausalTexts:
         self.prompt = generator.prompt
         self.decode = generator.decode
 
-    def quotes(self, texts: Sequence[str]) -> None:
+    def quotes(self, texts: Sequence[str], pointed: Sequence[Characters | None] = ()) -> None:
         """Hold no answer to anybody's words: a language model writes its own."""

@@ -193,7 +193,7 @@ class RemoteGenerator:
         """Close the connections."""
         await self._client.aclose()
 
-    def quotes(self, texts: Sequence[str]) -> None:
+    def quotes(self, texts: Sequence[str], pointed: Sequence[object] = ()) -> None:
         """Hold no answer to anybody's words: the server's model writes its own."""
 
     def make_prompt(self, question: str, context: Sequence[Floats | str]) -> TextPrompt:

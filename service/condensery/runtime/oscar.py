@@ -400,12 +400,14 @@ class OscarModel:
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
         texts: Sequence[str] = (),
+        pointed: Sequence[tuple[int, int] | None] = (),
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Answer from a context: memory vectors, or text, of passages, best first.
 
         Args:
             context: Of each passage its memory (vectors, hidden), or its text.
-            texts: Of each passage what is read of it, for a pair that quotes (``quotes``).
+            texts: Of each passage what is read of it, for a pair that quotes, and
+            pointed: what its memory points at of that (``quotes``).
 
         Raises:
             ContextTooLong: It does not fit, the answer's tokens included.
@@ -415,7 +417,7 @@ class OscarModel:
         prompt = await self._texts.prompt(question, context)
         if (spare := self.free_positions(prompt, max_tokens)) < 0:
             raise context_too_long(prompt, len(context), max_tokens, spare)
-        quotes = self.quotes(texts)
+        quotes = self.quotes(texts, pointed)
         answer = self.generate_from_prompt(
             prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, quotes=quotes
         )
@@ -485,9 +487,16 @@ class OscarModel:
             prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop, quotes=quotes
         )
 
-    def quotes(self, texts: Sequence[str]) -> Quotes | None:
-        """Return what an answer may say that reads these texts; None: anything. In this thread."""
-        return self._pair.texts.quotes(texts)
+    def quotes(
+        self, texts: Sequence[str], pointed: Sequence[tuple[int, int] | None] = ()
+    ) -> Quotes | None:
+        """Return what an answer may say that reads these texts; None: anything. In this thread.
+
+        Args:
+            texts: As far as they are read.
+            pointed: Of each one read as vectors, the characters that those point at.
+        """
+        return self._pair.texts.quotes(texts, pointed)
 
     def free_positions_for(
         self, question: str, context: Sequence[Floats | str], max_tokens: int

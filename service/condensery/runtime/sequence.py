@@ -373,8 +373,7 @@ def _hold_to_quotes(scores: Tensor, sequences: abc.Sequence[Sequence]) -> None:
         quotes, places = sequence.request.quotes, sequence.quoted
         if quotes is None or places is None:
             continue
-        tokens, may_end = quotes.allowed(places)
-        may_end = may_end and sequence.count > 0
+        tokens, may_end = quotes.allowed(places, sequence.count)
         if may_end and len(tokens):
             stops = sequence.request.stop_ids  # the model's, of every sequence
             going += [(len(allowed) + i, len(ending)) for i in range(len(tokens))]

@@ -117,9 +117,31 @@ def test_a_pair_that_quotes_says_whole_words_of_its_texts_and_none_that_is_unkno
     texts = BertTexts(tiny_tokenizer(), tiny_shape(quote=True))
     quotes = texts.quotes(["the mill \u2603 river"])
     assert quotes is not None
-    begun, _ = quotes.allowed(quotes.first())
+    begun, _ = quotes.allowed(quotes.first(), 0)
     assert [VOCABULARY[piece] for piece in sorted(begun)] == ["the", "mill", "river"]
-    said, may_end = quotes.allowed(quotes.after(quotes.first(), VOCABULARY.index("mill")))
+    said, may_end = quotes.allowed(quotes.after(quotes.first(), VOCABULARY.index("mill")), 1)
     assert (said.tolist(), may_end) == ([], True)
     assert texts.quotes(["", "\u2603"]) is None
     assert BertTexts(tiny_tokenizer(), tiny_shape()).quotes(["the mill"]) is None
+
+
+def test_what_begins_as_a_passages_memory_points_ends_where_that_ends() -> None:
+    texts = BertTexts(tiny_tokenizer(), tiny_shape(quote=True))
+    passages = ["the river", "☃ mill the river mill", "the mill"]
+    # In characters: of the second "the river", of the third a piece of a word.
+    quotes = texts.quotes(passages, [None, (7, 16), (4, 6)])
+    assert quotes is not None
+    assert quotes.pointed == ((5, 7), (10, 11))
+
+    def after(*words: str) -> tuple[list[str], bool]:
+        places = quotes.first()
+        for word in words:
+            places = quotes.after(places, VOCABULARY.index(word))
+        tokens, may_end = quotes.allowed(places, len(words))
+        return [VOCABULARY[token] for token in tokens], may_end
+
+    assert after("the") == (sorted(["mill", "river"], key=VOCABULARY.index), False)
+    assert after("the", "river") == ([], True), "it ends there, though one text goes on"
+    assert after("the", "mill") == ([], True), "as a text ends, which nothing points at"
+    assert after("mill") == ([], True)
+    assert after("river") == (["mill"], True), "nothing points at what begins here"

@@ -163,14 +163,34 @@ def stretches(texts: list[list[int]], said: list[int]) -> set[int]:
     return following
 
 
-class HeldToTexts(LogitsProcessor):
-    """Gives the end its probability, and the rest to what may follow, in proportion."""
+def whole_words(
+    text: list[int], continues: np.ndarray, rng: random.Random
+) -> tuple[int, int] | None:
+    """Choose a stretch of whole words."""
+    begins = [at for at, token in enumerate(text) if not continues[token]]
+    if not begins:
+        return None
+    first = rng.choice(begins)
+    return first, rng.choice([at for at in (*begins, len(text)) if at > first][:4])
 
-    def __init__(self, texts: list[list[int]]) -> None:
-        self.texts = texts
+
+class HeldToTexts(LogitsProcessor):
+    """Gives the end its probability, and the rest to what may follow, in proportion.
+
+    What begins as a stretch that is pointed at ends where it ends.
+    """
+
+    def __init__(self, texts: list[list[int]], pointed: list[list[int]]) -> None:
+        self.texts, self.pointed = texts, pointed
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        may = stretches(self.texts, input_ids[0].tolist())
+        said = input_ids[0].tolist()
+        may = stretches(self.texts, said)
+        begun = [words for words in self.pointed if said and words[: len(said)] == said]
+        if said in begun and not any(len(words) > len(said) for words in begun):
+            may = {SPECIALS.end}
+        elif begun and said not in begun:
+            may -= {SPECIALS.end}
         likely = scores[0].double().softmax(0)
         held = torch.zeros_like(likely)
         words = sorted(may - {SPECIALS.end})
@@ -183,13 +203,17 @@ class HeldToTexts(LogitsProcessor):
         return held.log().float()[None]
 
 
+@pytest.mark.parametrize("pointing", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
-    pair: OscarPair, plain: OscarPair, workers: Workers, seed: int
+    pair: OscarPair, plain: OscarPair, workers: Workers, seed: int, pointing: bool
 ) -> None:
     rng = random.Random(seed)
     letters = len(VOCABULARY) // 2
     texts = [[rng.randrange(4, letters) for _ in range(rng.randint(3, 30))] for _ in range(2)]
+    continues = np.array([word.startswith("##") for word in VOCABULARY])
+    places = [whole_words(text, continues, rng) for text in texts] if pointing else []
+    pointed = [text[slice(*at)] for text, at in zip(texts, places, strict=False) if at]
     prompt = prompt_of(seed)
     made = as_transformers_has_it(plain).generate(
         inputs_embeds=embeds_of(prompt, plain),
@@ -197,14 +221,13 @@ async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
         do_sample=False,
         pad_token_id=0,
         eos_token_id=SPECIALS.end,
-        logits_processor=LogitsProcessorList([HeldToTexts(texts)]),
+        logits_processor=LogitsProcessorList([HeldToTexts(texts, pointed)]),
         return_dict_in_generate=True,
         output_scores=True,
     )
     ids = made.sequences[0].tolist()
     wanted = ids[: ids.index(SPECIALS.end)] if SPECIALS.end in ids else ids
-    continues = np.array([word.startswith("##") for word in VOCABULARY])
-    quotes = Quotes.of(texts, continues)
+    quotes = Quotes.of(texts, continues, places)
     generator = make(pair, workers, SPECIALS.end)
     wish = Sampling(temperature=0, logprobs=5)
     tokens = [

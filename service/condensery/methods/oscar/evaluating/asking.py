@@ -99,12 +99,12 @@ async def ask(
         windows = [memory for place in kept for memory in compressed[place].memories]
         if model.free_positions_for(question, windows, max_tokens) >= 0:
             context = list(windows)
-    if plain:
-        texts = list(passages[:read])
-    else:
-        texts = [read_text(compressed[place], passages[place]) for place in list(order)[:read]]
+    taken = [] if plain else [(compressed[place], passages[place]) for place in order][:read]
+    texts = list(passages[:read]) if plain else [read_text(*passage) for passage in taken]
+    pointed = [_read_pointer(passage) for passage, _ in taken]
     text, count = "", 0
-    async for token in model.generate(question, context, max_tokens=max_tokens, texts=texts):
+    stream = model.generate(question, context, max_tokens=max_tokens, texts=texts, pointed=pointed)
+    async for token in stream:
         text += token.text
         count = token.count
     cost = model.count_cost(question, compressed, context, [], completion_tokens=count)
@@ -125,6 +125,14 @@ def read_text(compressed: CompressedPassage, passage: str) -> str:
     """Return what is read of a passage: of several scored windows, the best."""
     one = compressed.windows > 1 and compressed.relevance is not None
     return passage[compressed.start : compressed.end] if one else passage
+
+
+def _read_pointer(compressed: CompressedPassage) -> tuple[int, int] | None:
+    """Return the characters of what is read of a passage that its memory points at."""
+    if compressed.pointer is None:
+        return None
+    first = compressed.start if compressed.windows > 1 and compressed.relevance is not None else 0
+    return compressed.pointer[0] - first, compressed.pointer[1] - first
 
 
 async def _compress(
