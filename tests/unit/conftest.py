@@ -264,6 +264,7 @@ class StandInOscarModel:
     asked: list[tuple[Sampling, tuple[str, ...]]] = field(default_factory=list)
     contexts: list[list[Floats | str]] = field(default_factory=list)
     quoted: list[tuple[str, ...]] = field(default_factory=list)
+    pointed: list[list[str | None]] = field(default_factory=list)
     words_each: int = 1_000_000
     waited: float = 0.0
     tokenised: list[str] = field(default_factory=list)
@@ -354,7 +355,12 @@ class StandInOscarModel:
         words = prompt.words if kept is None else sum(len(text.split()) for text in kept)
         return StandInCounted(prompt, words)
 
-    def quotes(self, texts: Sequence[str]) -> Sequence[str]:
+    def quotes(
+        self, texts: Sequence[str], pointed: Sequence[tuple[int, int] | None] = ()
+    ) -> Sequence[str]:
+        self.pointed.append(
+            [at and text[slice(*at)] for text, at in zip(texts, pointed, strict=False)]
+        )
         return texts
 
     def generate_from_prompt(

@@ -1,5 +1,6 @@
 import math
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from tests.unit.conftest import vector_of
@@ -41,6 +42,18 @@ async def test_both_read_the_same_passages_in_the_same_order_compressed_once(ser
     assert comparison.plain.compression.flops_used == comparison.compressed.compression.flops_plain
     assert comparison.flops_saved == 50 - 43
     assert oscar.quoted == 2 * [("gold gold gold", "gold again")], "held to what they read"
+
+
+async def test_only_what_is_read_as_vectors_ends_as_they_point(services, oscar):
+    compress = oscar.compress
+
+    async def pointing(*args: Any, **how: Any) -> Any:
+        passages = await compress(*args, **how)
+        return [replace(each, pointer=(each.start, each.start + 4)) for each in passages]
+
+    oscar.compress = pointing
+    await compare_answers(services, ask())
+    assert oscar.pointed == [["gold", "gold"], [None, None]]
 
 
 async def test_whether_it_pays_is_said_with_where_the_time_went(services, oscar):
