@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 SHAPE = [f.name for f in fields(OscarShape) if f.name not in ("copy", "fewer", "quote")]
 # What only the making of a run's beginning takes; a pack has it already.
 BUILDING_FLAGS = (
-    *("base", "data", "questions", "reader", "language_model"),
+    *("base", "data", "questions", "reader", "reader_share", "language_model"),
     *("start_generator", "start", "start_model", "store", "pack"),
 )
 
@@ -34,7 +34,13 @@ def parser() -> argparse.ArgumentParser:
     add("--base", type=Path, help="encoder directory (BERT)")
     add("--data", type=Path, help="folder of the data sets")
     add("--questions", nargs="+", help="FILE[:SHARE] to train on, not the usual sets of --data")
-    add("--reader", type=Path, help="model folder of train extractive-reader, for the compressor")
+    add(
+        "--reader",
+        type=Path,
+        nargs="+",
+        help="model folder of train extractive-reader, for the compressor; of several the mean",
+    )
+    add("--reader-share", type=float, help="of it in each weight, the rest is --start's (1)")
     add("--language-model", type=Path, help="model folder of train lm, for the generator")
     add("--start-generator", type=Path, help="run of train oscar, whose generator to go on from")
     add("--start", type=Path, help="run of train oscar, or its weights, to go on from")
@@ -82,6 +88,18 @@ def check(args: argparse.Namespace) -> None:
             raise InputError(f"{_flag(extra[0])}: --packed has it already", field=extra[0])
     if args.start and args.start_model:
         raise InputError("--start-model: --start names other weights", field="start_model")
+    if args.reader_share is not None:
+        if not args.reader or not (args.start or args.start_model):
+            raise InputError(
+                "--reader-share: needs --reader, and --start or --start-model for the rest",
+                field="reader_share",
+            )
+        if not 0 < args.reader_share <= 1:
+            raise InputError(
+                f"--reader-share {args.reader_share}: must be above 0, to 1",
+                field="reader_share",
+                value=args.reader_share,
+            )
     if args.start_generator and args.language_model:
         raise InputError(
             "--start-generator: the generator comes from --language-model", field="start_generator"
@@ -109,7 +127,8 @@ def beginning(args: argparse.Namespace) -> Start:
         raise InputError(str(error)) from error
     origins = Origins(
         base=args.base,
-        reader=args.reader,
+        readers=tuple(args.reader or ()),
+        reader_share=1.0 if args.reader_share is None else args.reader_share,
         language_model=args.language_model,
         start_generator=args.start_generator,
         start=args.start,

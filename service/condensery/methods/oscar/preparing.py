@@ -37,8 +37,10 @@ class Origins:
 
     Attributes:
         base: Directory of the encoder that the compressor starts from, with its tokenizer.
-        reader: Directory of an extractive reader whose layers and span head the compressor starts
-            from instead; all else of it is the pair's to go on from, if there is one.
+        readers: Directories of extractive readers; the mean of their layers and span heads is what
+            the compressor starts from instead. All else of it is the pair's to go on from, if
+            there is one.
+        reader_share: Of that mean in each of these weights; the rest is of the pair to go on from.
         language_model: Directory of the Llama that the generator starts from.
         start_generator: A run of ``train oscar``, or its weights, whose generator to go on from,
             in place of that of the pair to go on from.
@@ -48,7 +50,8 @@ class Origins:
     """
 
     base: Path
-    reader: Path | None = None
+    readers: tuple[Path, ...] = ()
+    reader_share: float = 1.0
     language_model: Path | None = None
     start_generator: Path | None = None
     start: Path | None = None
@@ -92,9 +95,11 @@ def prepare(
         origin["start"] = name
         origin["start_weights"] = "pair" if taken else "compressor"
         log.info("started from %s: %s", name, origin["start_weights"])
-    if origins.reader is not None:
-        start_encoder(pair, origins.reader)
-        origin["reader"] = digest(origins.reader)
+    if origins.readers:
+        start_encoder(pair, origins.readers, origins.reader_share)
+        origin["reader"] = ", ".join(map(digest, origins.readers))
+        if origins.reader_share != 1:
+            origin["reader_share"] = origins.reader_share
     if origins.language_model is not None:
         start_generator(pair, origins.language_model, tokenizer)
         origin["language_model"] = digest(origins.language_model)

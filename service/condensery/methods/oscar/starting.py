@@ -106,18 +106,30 @@ def start_generator(pair: OscarPair, folder: Path, tokenizer: Tokenizer) -> None
         generator.output_scale.fill_(1.0)
 
 
-def start_encoder(pair: OscarPair, folder: Path) -> None:
-    """Give the compressor the layers of an extractive reader over the same words.
+def start_encoder(pair: OscarPair, folders: Sequence[Path], share: float = 1.0) -> None:
+    """Give the compressor the layers of extractive readers over the same words: their mean.
 
-    A pointer that walks, or scores bounds, takes its span head as well; another leaves it aside.
+    Readers that started alike end near each other, and their mean reads better than each (Wortsman
+    et al., arXiv:2203.05482); so does that of a pair that started from a reader, and the reader. A
+    pointer that walks, or scores bounds, takes their span heads as well; another leaves them aside.
 
     Args:
-        pair: As ``new_pair`` made it.
-        folder: What ``condensery train extractive-reader`` wrote.
+        pair: As ``new_pair`` made it, or with another pair's weights.
+        folders: What ``condensery train extractive-reader`` wrote.
+        share: Of the readers in each weight; the rest is what the pair has.
 
     Raises:
-        InputError: It holds no such layers, or has other words; names what differs.
+        InputError: One holds no such layers, or has other words; names what differs.
     """
+    states = [_reader_layers(pair, folder) for folder in folders]
+    own = pair.compressor.state_dict()
+    mean = {n: torch.stack([state[n].float() for state in states]).mean(0) for n in states[0]}
+    mixed = {n: (1 - share) * own[n].float() + share * mean[n] for n in mean}
+    pair.compressor.load_state_dict({n: t.to(own[n].dtype) for n, t in mixed.items()}, strict=False)
+
+
+def _reader_layers(pair: OscarPair, folder: Path) -> State:
+    """Return a reader's layers, and its span head for a pointer with one, by the pair's names."""
     backbone, words = pair.compressor.backbone, "embeddings.word_embeddings.weight"
     own = backbone.state_dict()
     weights = _read(folder, "reader")
@@ -128,15 +140,18 @@ def start_encoder(pair: OscarPair, folder: Path) -> None:
         raise _refused(folder, f"not the encoder's layers: {differing}", "reader")
     if far := _far(state[words], own[words]):
         raise _refused(folder, f"{far} of {len(own[words])} words are not the encoder's", "reader")
-    backbone.load_state_dict({n: own[n] if n == words else state[n] for n in own})
+    layers = {f"backbone.{n}": state[n] for n in own if n != words}
     if isinstance(pointer := pair.compressor.pointer, SpanPointer | BoundsPointer):
-        try:
-            head = {name: weights[f"qa_outputs.{name}"] for name in ("weight", "bias")}
-            pointer.span.load_state_dict(head)
-            if isinstance(pointer, SpanPointer):
-                pointer.span.bias.data[1] -= END_OFFSET
-        except (KeyError, RuntimeError) as error:
-            raise _refused(folder, f"no span head: {error}", "reader") from error
+        for name, value in pointer.span.state_dict().items():
+            head = weights.get(f"qa_outputs.{name}")
+            if head is None or head.shape != value.shape:
+                raise _refused(folder, f"no span head: qa_outputs.{name}", "reader")
+            layers[f"pointer.span.{name}"] = head
+        if isinstance(pointer, SpanPointer):
+            layers["pointer.span.bias"] = layers["pointer.span.bias"] - torch.tensor(
+                [0.0, END_OFFSET]
+            )
+    return layers
 
 
 def start_only_generator(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> None:

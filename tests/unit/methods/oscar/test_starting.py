@@ -169,7 +169,7 @@ def test_an_extractive_readers_layers_start_the_compressor(
     reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
     reader.bfloat16().save_pretrained(tmp_path)
     pair = new_pair(base_folder, SHAPE)
-    start_encoder(pair, tmp_path)
+    start_encoder(pair, [tmp_path])
     its = dict(reader.bert.named_parameters())
     for name, weight in pair.compressor.backbone.named_parameters():
         table = name == "embeddings.word_embeddings.weight"  # not the rounded one
@@ -177,11 +177,35 @@ def test_an_extractive_readers_layers_start_the_compressor(
     reader.bert.embeddings.word_embeddings.weight.data[3:5] += 1
     reader.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"reader: .*: 2 of .* words are not the encoder's"):
-        start_encoder(pair, tmp_path)
+        start_encoder(pair, [tmp_path])
     reader.bert.encoder.layer[0].output.dense.weight.data = torch.zeros(4, 4)
     reader.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"layer\.0\.output\.dense\.weight \(4, 4\), not"):
-        start_encoder(pair, tmp_path)
+        start_encoder(pair, [tmp_path])
+
+
+def test_of_several_readers_the_mean_starts_it_and_of_a_pair_a_share_stays(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(6)
+    pair = new_pair(base_folder, tiny_shape(bounds=True))
+    words = pair.compressor.backbone.embeddings.word_embeddings.weight
+    before = {name: value.clone() for name, value in pair.own_state().items()}
+    readers = [BertForQuestionAnswering(tiny_config()) for _ in range(2)]
+    for number, reader in enumerate(readers):
+        reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
+        reader.save_pretrained(tmp_path / str(number))
+    start_encoder(pair, [tmp_path / "0", tmp_path / "1"], 0.25)
+    states = [reader.state_dict() for reader in readers]
+    for name, value in pair.own_state().items():
+        part = name.removeprefix("compressor.")
+        its = part.replace("backbone.", "bert.").replace("pointer.span.", "qa_outputs.")
+        wanted = before[name]
+        if its in states[0]:
+            wanted = 0.75 * wanted + 0.125 * (states[0][its] + states[1][its])
+        else:
+            assert not part.startswith("backbone.")
+        torch.testing.assert_close(value, wanted)
 
 
 def test_another_compressor_is_refused_by_its_tensors(base_folder: Path) -> None:
@@ -217,14 +241,14 @@ def test_a_pointer_that_walks_starts_from_the_readers_span_head(
     reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
     reader.qa_outputs.bias.data.copy_(torch.tensor([0.5, 0.25]))
     reader.save_pretrained(tmp_path)
-    start_encoder(pair, tmp_path)
+    start_encoder(pair, [tmp_path])
     pointer = pair.compressor.pointer
     assert isinstance(pointer, SpanPointer)
     assert torch.equal(pointer.span.weight, reader.qa_outputs.weight)
     assert pointer.span.bias.tolist() == [0.5, 0.25 - END_OFFSET]
     reader.bert.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"reader: .*: no span head: 'qa_outputs.weight'"):
-        start_encoder(pair, tmp_path)
+    with pytest.raises(InputError, match=r"reader: .*: no span head: qa_outputs.weight"):
+        start_encoder(pair, [tmp_path])
 
 
 def test_a_pointer_of_bounds_is_the_readers_span_head(base_folder: Path, tmp_path: Path) -> None:
@@ -234,7 +258,7 @@ def test_a_pointer_of_bounds_is_the_readers_span_head(base_folder: Path, tmp_pat
     words = pair.compressor.backbone.embeddings.word_embeddings.weight
     reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
     reader.save_pretrained(tmp_path)
-    start_encoder(pair, tmp_path)
+    start_encoder(pair, [tmp_path])
     pointer = pair.compressor.pointer
     assert isinstance(pointer, BoundsPointer)
     for name, value in reader.qa_outputs.state_dict().items():
@@ -277,7 +301,7 @@ def test_an_exported_compressor_is_a_bert_whose_layers_a_pair_takes_back(
     reader = BertForQuestionAnswering.from_pretrained(folder)
     reader.save_pretrained(tmp_path / "reader")
     taking = new_pair(base_folder, SHAPE)
-    start_encoder(taking, tmp_path / "reader")
+    start_encoder(taking, [tmp_path / "reader"])
     own, others = (pair.compressor.backbone.state_dict() for pair in (made, taking))
     assert all(torch.equal(own[name], others[name]) for name in own)
     with pytest.raises(InputError, match="is there already"):

@@ -293,7 +293,7 @@ def test_what_names_a_part_goes_before_what_names_a_pair(
     reader.save_pretrained(tmp_path / "reader")
     origins = Origins(
         base_folder,
-        reader=tmp_path / "reader",
+        readers=(tmp_path / "reader",),
         start=tmp_path / "whole.safetensors",
         start_generator=tmp_path / "other.safetensors",
     )
