@@ -14,7 +14,7 @@ from transformers import BertConfig
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_generator import Generator, standardised
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.pointers import AnyPointer, BoundsPointer, Pointer, SpanPointer
+from condensery.networks.pointers import AnyPointer, BoundsPointer, Pointer, SpanHead, SpanPointer
 
 WORDS = "compressor.backbone.embeddings.word_embeddings.weight"
 
@@ -41,7 +41,7 @@ class OscarPair(nn.Module):
             generator_size=config.hidden_size,
             pointer=pointer if shape.copy else None,
         )
-        if isinstance(self.compressor.pointer, SpanPointer | BoundsPointer):
+        if isinstance(self.compressor.pointer, SpanHead):
             self.compressor.pointer.sharp = shape.sharp
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings

@@ -41,7 +41,17 @@ class Pointer(nn.Module):
         return F.log_softmax(scores, dim=-1), torch.sigmoid(self.gate(memory))
 
 
-class SpanPointer(nn.Module):
+class SpanHead(nn.Module):
+    """What points with the logits of an extractive reader's head, of starts and of ends."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.span = nn.Linear(hidden_size, 2)
+        self.gate = nn.Linear(hidden_size, 1)
+        self.sharp = False
+
+
+class SpanPointer(SpanHead):
     """A walk along the passage, a token for each memory token: an extractive reader's head.
 
     Memory token 0 points where an answer starts. From token ``j`` the next one points at ``j + 1``,
@@ -49,12 +59,6 @@ class SpanPointer(nn.Module):
     stays. So the pointer can start from a span head (Devlin et al., arXiv:1810.04805, section 4.2),
     and where the answer starts is learnt once, not for every memory token anew.
     """
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.span = nn.Linear(hidden_size, 2)
-        self.gate = nn.Linear(hidden_size, 1)
-        self.sharp = False
 
     def forward(self, memory: Tensor, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Do what ``Pointer`` does, with the same arguments; of the likeliest walk if ``sharp``."""
@@ -110,7 +114,7 @@ class Spans:
         return -torch.where(count > 0, self.table[row, of_length, first], self.nothing)
 
 
-class BoundsPointer(nn.Module):
+class BoundsPointer(SpanHead):
     """An extractive reader's head: where an answer begins and where it ends, scored together.
 
     The probability of a span is in proportion to exp(start_i + end_j), as a reader's best span has
@@ -118,12 +122,6 @@ class BoundsPointer(nn.Module):
     passage's [SEP]. Memory token ``i`` points at the answer's token ``i``; the last one at the
     answer's last, however long it is; those that are left at the [SEP].
     """
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.span = nn.Linear(hidden_size, 2)
-        self.gate = nn.Linear(hidden_size, 1)
-        self.sharp = False
 
     def spans(self, tokens: Tensor, real: Tensor) -> Spans:
         """Return the log-probabilities of all spans of at most ``LONGEST`` tokens.

@@ -18,7 +18,7 @@ from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.pointers import BoundsPointer, SpanPointer
+from condensery.networks.pointers import SpanHead, SpanPointer
 
 State = dict[str, Tensor]
 COMMAND = "command.txt"  # of a run: the command lines that made it, the first first
@@ -141,7 +141,7 @@ def _reader_layers(pair: OscarPair, folder: Path) -> State:
     if far := _far(state[words], own[words]):
         raise _refused(folder, f"{far} of {len(own[words])} words are not the encoder's", "reader")
     layers = {f"backbone.{n}": state[n] for n in own if n != words}
-    if isinstance(pointer := pair.compressor.pointer, SpanPointer | BoundsPointer):
+    if isinstance(pointer := pair.compressor.pointer, SpanHead):
         for name, value in pointer.span.state_dict().items():
             head = weights.get(f"qa_outputs.{name}")
             if head is None or head.shape != value.shape:

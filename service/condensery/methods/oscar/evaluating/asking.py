@@ -123,16 +123,20 @@ async def ask(
 
 def read_text(compressed: CompressedPassage, passage: str) -> str:
     """Return what is read of a passage: of several scored windows, the best."""
-    one = compressed.windows > 1 and compressed.relevance is not None
-    return passage[compressed.start : compressed.end] if one else passage
+    return passage[compressed.start : compressed.end] if _reads_one(compressed) else passage
 
 
 def _read_pointer(compressed: CompressedPassage) -> tuple[int, int] | None:
     """Return the characters of what is read of a passage that its memory points at."""
     if compressed.pointer is None:
         return None
-    first = compressed.start if compressed.windows > 1 and compressed.relevance is not None else 0
+    first = compressed.start if _reads_one(compressed) else 0
     return compressed.pointer[0] - first, compressed.pointer[1] - first
+
+
+def _reads_one(compressed: CompressedPassage) -> bool:
+    """Whether of several windows the best one alone is read."""
+    return compressed.windows > 1 and compressed.relevance is not None
 
 
 async def _compress(
