@@ -18,6 +18,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def tokens_of(seed: int, count: int) -> list[int]:
 
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        # Not the whole device, whose engine may be capturing graphs.
+        torch.cuda.current_stream(device).synchronize()
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
@@ -217,14 +219,14 @@ def flops(sizes: Sizes, half: Half | None, asked: bool) -> tuple[int, int]:
     return compression, cost.generate(prompt, sizes.answer)
 
 
-def measure(bench: Bench, batches: list[int], rounds: int) -> list[dict[str, Any]]:
+def measure(bench: Bench, batches: list[int], rounds: int) -> Iterator[dict[str, Any]]:
     """Measure every batch: plain, and each compressor with and without the question."""
-    sizes, cells = bench.sizes, []
+    sizes = bench.sizes
     plain_prompt = sizes.question + PASSAGES * sizes.passage
     short_prompt = sizes.question + PASSAGES * (MEMORY + 2)  # its room: a place after each part
     for batch in batches:
         engine = bench.engine(batch, plain_prompt)
-        cells.append(cell(bench, batch, "plain", None, True, rounds, engine, None))
+        yield cell(bench, batch, "plain", None, True, rounds, engine, None)
         engine.close()
         del engine
         engine = bench.engine(batch, short_prompt + PASSAGES)
@@ -235,14 +237,11 @@ def measure(bench: Bench, batches: list[int], rounds: int) -> list[dict[str, Any
                 mapping=half.mapping,
                 final_norm=half.final_norm,
             )
-            cells += [
-                cell(bench, batch, name, half, asked, rounds, engine, compressor)
-                for asked in (True, False)
-            ]
+            for asked in (True, False):
+                yield cell(bench, batch, name, half, asked, rounds, engine, compressor)
             del compressor
         engine.close()
         del engine
-    return cells
 
 
 def cell(
@@ -287,6 +286,17 @@ def cell(
     return made
 
 
+def write(
+    out: Path, report: dict[str, Any], cells: list[dict[str, Any]], batches: list[int]
+) -> None:
+    """Write what was measured so far."""
+    tables = "\n\n".join(render(cells, batch, 1e12 * report["peak"]) for batch in batches)
+    context = {"machine": tell_machine(report), "versions": tell_versions(report)}
+    page = PAGE.format(**(report | context), tables=tables, memory=render_memory(cells))
+    (out / "oscar_gpu.json").write_text(json.dumps({**report, "cells": cells}, indent=1) + "\n")
+    (out / "oscar_gpu.md").write_text(page)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--batches", nargs="+", type=int, default=None)
@@ -304,31 +314,28 @@ def main() -> int:
     asked = args.batches or ([4, 1] if args.tiny else [256, 1])
     peak = peak_flops(device, dtype, 512 if args.tiny else 8192)
     bench = Bench(sizes, device, dtype)
-    cells = measure(bench, [*asked, *({PEAK_BATCH} - set(asked))], args.rounds)
-    bench.workers.close()
-    report = {
-        "device": torch.cuda.get_device_name(device) if cuda else "a CPU",
-        "dtype": dtype_name(dtype),
-        "tiny": ", tiny sizes: a trial that says nothing" if args.tiny else "",
-        "question": sizes.question,
-        "passages": PASSAGES,
-        "passage": sizes.passage,
-        "answer": sizes.answer,
-        "rounds": args.rounds,
-        "peak": peak / 1e12,
-        "peak_batch": PEAK_BATCH,
-        "graphs": cells[0]["graphs"],
-        **recording.about(),
-    }
-    tables = "\n\n".join(render(cells, batch, peak) for batch in asked)
-    context = {"machine": tell_machine(report), "versions": tell_versions(report)}
-    page = PAGE.format(**(report | context), tables=tables, memory=render_memory(cells))
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "oscar_gpu.json").write_text(
-        json.dumps({**report, "cells": cells}, indent=1) + "\n"
-    )
-    (args.out / "oscar_gpu.md").write_text(page)
-    print(page)
+    cells: list[dict[str, Any]] = []
+    # After each: what a run that is cut has measured is not lost.
+    for made in measure(bench, [*asked, *({PEAK_BATCH} - set(asked))], args.rounds):
+        cells.append(made)
+        report = {
+            "device": torch.cuda.get_device_name(device) if cuda else "a CPU",
+            "dtype": dtype_name(dtype),
+            "tiny": ", tiny sizes: a trial that says nothing" if args.tiny else "",
+            "question": sizes.question,
+            "passages": PASSAGES,
+            "passage": sizes.passage,
+            "answer": sizes.answer,
+            "rounds": args.rounds,
+            "peak": peak / 1e12,
+            "peak_batch": PEAK_BATCH,
+            "graphs": cells[0]["graphs"],
+            **recording.about(),
+        }
+        write(args.out, report, cells, [n for n in asked if any(c["batch"] == n for c in cells)])
+    bench.workers.close()
+    print((args.out / "oscar_gpu.md").read_text())
     return 0
 
 

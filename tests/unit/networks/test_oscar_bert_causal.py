@@ -345,7 +345,8 @@ def test_a_gpu_gives_the_cpus_numbers(tmp_path: Path, dtype: torch.dtype) -> Non
         for pair in (there, split):
             compressed = pair.compressor.compress(readings)
             assert compressed.vectors.is_cuda == (pair is there)
-            least = 0.9999 if dtype == torch.float32 else 0.97
+            # Random weights amplify rounding: a CPU's own bf16 is at 0.96 from fp32 here.
+            least = 0.9999 if dtype == torch.float32 else 0.94
             alike = torch.cosine_similarity(compressed.vectors.float().cpu(), wanted.vectors)
             assert alike.min() > least
             prompt = texts.prompt(QUESTION, [compressed.vectors[:3], "The mill stands"])
