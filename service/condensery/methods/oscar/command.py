@@ -43,7 +43,12 @@ def parser() -> argparse.ArgumentParser:
     add("--reader-share", type=float, help="of it in each weight, the rest is --start's (1)")
     add("--language-model", type=Path, help="model folder of train lm, for the generator")
     add("--start-generator", type=Path, help="run of train oscar, whose generator to go on from")
-    add("--start", type=Path, help="run of train oscar, or its weights, to go on from")
+    add(
+        "--start",
+        type=Path,
+        nargs="+",
+        help="run of train oscar, or its weights, to go on from; of several the mean",
+    )
     add("--start-model", help="stored pair to go on from")
     add("--store", type=Path, help="root of the stored models")
     add("--pack", type=Path, help="write what the run needs into this folder, and stop")
@@ -131,7 +136,7 @@ def beginning(args: argparse.Namespace) -> Start:
         reader_share=1.0 if args.reader_share is None else args.reader_share,
         language_model=args.language_model,
         start_generator=args.start_generator,
-        start=args.start,
+        starts=tuple(args.start or ()),
         start_model=args.start_model,
         store=args.store,
     )

@@ -15,6 +15,7 @@ from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.sets import Source, load_sets
 from condensery.methods.oscar.starting import (
     State,
+    mean_of,
     new_pair,
     run_commands,
     run_weights,
@@ -44,7 +45,7 @@ class Origins:
         language_model: Directory of the Llama that the generator starts from.
         start_generator: A run of ``train oscar``, or its weights, whose generator to go on from,
             in place of that of the pair to go on from.
-        start: A run of ``train oscar``, or its weights, to go on from.
+        starts: Runs of ``train oscar``, or their weights, to go on from; of several, their mean.
         start_model: A stored pair to go on from.
         store: Where it is stored, if it is not shipped.
     """
@@ -54,7 +55,7 @@ class Origins:
     reader_share: float = 1.0
     language_model: Path | None = None
     start_generator: Path | None = None
-    start: Path | None = None
+    starts: tuple[Path, ...] = ()
     start_model: str | None = None
     store: Path | None = None
 
@@ -108,7 +109,8 @@ def prepare(
         name = origins.start_generator.name
         start_only_generator(pair, run_weights(origins.start_generator), name)
         origin["start_generator"] = name
-    commands = [*run_commands(origins.start_generator), *run_commands(origins.start)]
+    runs = filter(None, (origins.start_generator, *origins.starts))
+    commands = list(dict.fromkeys(line for run in runs for line in run_commands(run)))
     if commands:
         origin["commands"] = commands
     sets = load_sets(
@@ -126,8 +128,9 @@ def prepare(
 
 def start_state(origins: Origins) -> tuple[State | None, str]:
     """Return the weights of the pair to go on from, None without one, and its name."""
-    if origins.start is not None:
-        return run_weights(origins.start), origins.start.name
+    if origins.starts:
+        states = [run_weights(start) for start in origins.starts]
+        return mean_of(states), ", ".join(start.name for start in origins.starts)
     if origins.start_model is not None:
         shipped = shipped_store()
         root = origins.store or shipped

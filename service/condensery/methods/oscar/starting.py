@@ -207,6 +207,28 @@ def start_from(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> bool:
     return same
 
 
+def mean_of(states: Sequence[State]) -> State:
+    """Return the mean of runs' weights, each tensor in the dtype of the first run's.
+
+    Runs that began alike and saw other batches end near each other, and their mean is better than
+    each (Wortsman et al., arXiv:2203.05482).
+
+    Raises:
+        InputError: They are of different pairs; names the tensors.
+    """
+    first, *others = states
+    for other in others:
+        odd = [n for n in {**first, **other} if n not in first or n not in other]
+        odd += [n for n in first if n in other and other[n].shape != first[n].shape]
+        if odd:
+            differing = _differing(odd, first, other)
+            raise InputError(f"start: runs of different pairs: {differing}", field="start")
+    return {
+        n: torch.stack([state[n].float() for state in states]).mean(0).to(value.dtype)
+        for n, value in first.items()
+    }
+
+
 def run_weights(path: Path) -> State:
     """Return the weights of a run's last checkpoint, or of a safetensors file.
 
@@ -224,10 +246,10 @@ def run_weights(path: Path) -> State:
         ) from error
 
 
-def run_commands(path: Path | None) -> list[str]:
+def run_commands(path: Path) -> list[str]:
     """Return the command lines that made a run; none of what is no run."""
-    file = path / COMMAND if path else None
-    if file is None or not file.is_file():
+    file = path / COMMAND
+    if not file.is_file():
         return []
     return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 

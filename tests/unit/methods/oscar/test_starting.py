@@ -283,7 +283,7 @@ def test_a_generator_alone_may_be_gone_on_from(base_folder: Path) -> None:
 
 
 def test_a_run_knows_the_commands_that_made_it(tmp_path: Path) -> None:
-    assert run_commands(None) == run_commands(tmp_path) == []
+    assert run_commands(tmp_path) == []
     (tmp_path / "command.txt").write_text("condensery train oscar --a 1\n\ncondensery b\n")
     assert run_commands(tmp_path) == ["condensery train oscar --a 1", "condensery b"]
 

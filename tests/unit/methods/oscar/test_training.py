@@ -279,6 +279,24 @@ def test_a_run_may_go_without_validation(
     assert [sorted(row) for row in rows if "validation" in row] == []
 
 
+def test_of_several_runs_the_mean_goes_on(
+    base_folder: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    sizes = {"query_tokens": 24, "passage_tokens": 48}
+    states = [tiny_pair(seed=seed, **sizes).own_state() for seed in (8, 9, 10)]
+    files = tuple(tmp_path / f"{number}.safetensors" for number in range(3))
+    for state, file in zip(states, files, strict=True):
+        save_file(state, file)
+    start = prepare(Origins(base_folder, starts=files), data_folder, SHAPE, RECIPE, mix=MIX)
+    for name, value in start.pair.own_state().items():
+        torch.testing.assert_close(value, sum(state[name] for state in states) / 3)
+    assert start.origin["start"] == "0.safetensors, 1.safetensors, 2.safetensors"
+    states[1].pop("compressor.rerank.bias")
+    save_file(states[1], files[1])
+    with pytest.raises(InputError, match=r"different pairs: compressor\.rerank\.bias is missing"):
+        prepare(Origins(base_folder, starts=files), data_folder, SHAPE, RECIPE, mix=MIX)
+
+
 def test_what_names_a_part_goes_before_what_names_a_pair(
     base_folder: Path, data_folder: Path, tmp_path: Path
 ) -> None:
@@ -294,7 +312,7 @@ def test_what_names_a_part_goes_before_what_names_a_pair(
     origins = Origins(
         base_folder,
         readers=(tmp_path / "reader",),
-        start=tmp_path / "whole.safetensors",
+        starts=(tmp_path / "whole.safetensors",),
         start_generator=tmp_path / "other.safetensors",
     )
     start = prepare(origins, data_folder, shape, RECIPE, mix=MIX)
