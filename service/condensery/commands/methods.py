@@ -43,7 +43,7 @@ METHOD_MODULES = {
     ),
     ("distil", "documentation"): (
         "condensery.methods.distil.documentation",
-        "make questions about packages' docstrings",
+        "make questions about packages' documentation",
     ),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
     ("eval", "rag"): ("condensery.commands.rag", "judge a running service's answers"),

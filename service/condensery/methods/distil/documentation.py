@@ -3,7 +3,8 @@
 Nobody wrote such questions down, but docstrings say in set forms what people ask of them: a
 parameter's default and type, which parameter does what, which error is raised when. Each question
 is asked of the docstring that answers it; the other parameters beside it, and the functions beside
-that, are what is near and does not answer.
+that, are what is near and does not answer. With --prose, READMEs and the pages of docs/ are read
+instead, from source archives: see `prose`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
+from condensery.methods.distil import prose
 from condensery.parsers import Parser
 
 log = logging.getLogger(__name__)
@@ -324,7 +326,11 @@ def main(argv: list[str] | None = None) -> None:
     """Run ``condensery distil documentation``."""
     parser = Parser(prog="condensery distil documentation", description=__doc__)
     add = parser.add_argument
-    add("--packages", type=Path, nargs="+", required=True, help="wheels, or folders of Python")
+    packages = "wheels, or folders of Python; with --prose source archives (.tar.gz), or wheels"
+    add("--packages", type=Path, nargs="+", required=True, help=packages)
+    add("--prose", action="store_true", help="read READMEs and pages of docs/, not docstrings")
+    headings = "with --prose: rows of headings to rank passages for, FILE.jsonl"
+    add("--headings", type=Path, help=headings)
     add("--of-passage", type=int, default=2, help="most questions of a passage (2)")
     add("--most", type=int, default=600, help="most questions of a package (600)")
     add("--seed", type=int, default=13, help="(13)")
@@ -334,10 +340,20 @@ def main(argv: list[str] | None = None) -> None:
         value = getattr(args, name)
         if value < 1:
             raise InputError(f"{name}: {value} is less than 1", field=name, value=value)
+    if args.headings and not args.prose:
+        raise InputError(
+            f"headings: {args.headings} is written with --prose alone",
+            field="headings",
+            value=str(args.headings),
+        )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    sizes = {"of_passage": args.of_passage, "most": args.most}
-    log.info("%s", make(args.packages, args.out, **sizes, seed=args.seed))
+    for path in filter(None, (args.out, args.headings)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    sizes = {"of_passage": args.of_passage, "most": args.most, "seed": args.seed}
+    if args.prose:
+        log.info("%s", prose.make(args.packages, args.out, **sizes, headings=args.headings))
+    else:
+        log.info("%s", make(args.packages, args.out, **sizes))
     log.info("the rows are in %s", args.out)
 
 
