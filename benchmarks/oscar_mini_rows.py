@@ -2,12 +2,15 @@
 
     python benchmarks/oscar_mini_rows.py sets --data DATA --out ROWS
     condensery distil oscar --questions ... ROWS/squad_v2_roundtrip/part.jsonl --out found.jsonl ...
+    condensery distil oscar --questions ROWS/squad_v2_roundtrip/rest.jsonl --out found_rest.jsonl ...
     python benchmarks/oscar_mini_rows.py mined --found found.jsonl --out ROWS/mined/squad.jsonl
 
 ``sets`` gives the translated SQuAD its articles' numbers as titles, so that passages of the same
 article are known, and the translated wording of each question: only the unanswerable ones have no
-other, so the wording would tell. ``mined`` puts the gold passage first, and leaves out passages
-that are gold's in other words (the same paragraph, translated), since those answer too.
+other, so the wording would tell. What is searched with in people's own wording (``rest``) comes
+with passages that do not answer it, so that nothing is told there. ``mined`` puts the gold passage
+first, and leaves out passages that are gold's in other words (the same paragraph, translated),
+since those answer too.
 """
 
 import argparse
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 SET = "squad_v2_roundtrip"
-ASKED_OF_SEARCH = 24_000  # rows of the translated set that negatives may be found for
+ASKED_OF_SEARCH = 24_000  # rows of the translated set, in translated wording
 ALIKE = 0.4  # words shared of all words, from which on a passage is another's translation
 SEED = 13
 WORD = re.compile(r"\w+")
@@ -43,10 +46,10 @@ def write(path: Path, rows: Rows) -> None:
     print(f"{path}: {len(lines)} rows")
 
 
-def reworded(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a translated row with its article as title and its question as translated."""
+def reworded(row: dict[str, Any], *, question: str = "question_bt") -> dict[str, Any]:
+    """Return a translated row with its article as title, and its question as translated or not."""
     return {
-        "question": row.get("question_bt") or row["question"],
+        "question": row.get(question) or row["question"],
         "answers": row["answers"],
         "context": row["context"],
         "title": row["id"].split("_")[0],
@@ -54,14 +57,17 @@ def reworded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_sets(data: Path, out: Path) -> None:
-    """Write the translated sets, and the part of them that is searched with."""
-    answerable = [reworded(row) for row in read(data / SET / "train.jsonl.gz")]
-    write(out / SET / "train.jsonl", answerable)
+    """Write the translated sets, and the two parts of them that are searched with."""
+    rows = list(read(data / SET / "train.jsonl.gz"))
+    write(out / SET / "train.jsonl", map(reworded, rows))
     write(
         out / SET / "train_unanswerable.jsonl",
         map(reworded, read(data / SET / "train_unanswerable.jsonl.gz")),
     )
-    write(out / SET / "part.jsonl", random.Random(SEED).sample(answerable, ASKED_OF_SEARCH))
+    part = random.Random(SEED).sample(range(len(rows)), ASKED_OF_SEARCH)
+    write(out / SET / "part.jsonl", (reworded(rows[place]) for place in part))
+    rest = sorted({*range(len(rows))} - {*part})
+    write(out / SET / "rest.jsonl", (reworded(rows[place], question="question") for place in rest))
 
 
 def words(text: str) -> frozenset[str]:

@@ -154,7 +154,7 @@ def collections(args: argparse.Namespace) -> tuple[list[RankingSet], list[Rankin
         "timeqa_human": data / "timeqa_human/train.jsonl.gz",
     }
     learnt = [
-        read_set(of_questions(made / name, file, queries, args.others))
+        read_set(of_questions(made / name, file, args.learn_on, args.others))
         for name, file in paragraphs.items()
     ]
     reported = [
@@ -434,6 +434,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--encoder", default="minilm-l6")
     parser.add_argument("--pair", default="oscar-mini")
     parser.add_argument("--queries", type=int, default=300, help="of each collection")
+    learn_on = "of each that weight and threshold are learnt on: of few, single answers decide"
+    parser.add_argument("--learn-on", type=int, default=600, help=learn_on)
     parser.add_argument("--others", type=int, default=2000, help="passages beside the right ones")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
