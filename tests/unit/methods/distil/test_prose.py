@@ -30,8 +30,8 @@ Log files are written to `var/clocks.log`, one line for each job that was starte
 The time limit of a job defaults to `90s`. Whole runs are cut short by `--budget`.
 """
 OPTIONS = """\
-Options
-=======
+Options of the command
+======================
 
 .. option:: --budget SECONDS
 
@@ -203,9 +203,9 @@ def test_readmes_and_pages_are_read_and_nothing_else(package: Path) -> None:
 
 def test_a_passage_stands_under_its_headings_with_its_markup() -> None:
     found = [*sections("clocks", "docs/options.rst", OPTIONS)]
-    assert found[-1].headings == ("clocks", "Options")
+    assert found[-1].headings == ("clocks", "Options of the command")
     (passage,) = passages(found[-1])
-    assert passage.startswith("clocks > Options\n\n.. option:: --budget SECONDS")
+    assert passage.startswith("clocks > Options of the command\n\n.. option:: --budget SECONDS")
     assert "See jobs for what ``clocks.jobs.Job`` holds." in passage
     assert "hidden" not in passage
     long = "\n\n".join(["One two three four five six seven eight nine ten."] * 30)
