@@ -16,16 +16,16 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.distil.asking import Asked, ask, ask_heading, is_good, name_package
 from condensery.methods.distil.wording import reword
 
-ENOUGH_WORDS, MOST_WORDS = (
-    90,
-    130,
-)  # of a passage: closed from the first on, never beyond the second
+T = TypeVar("T")
+# Of a passage: closed from the first on, never beyond the second.
+ENOUGH_WORDS, MOST_WORDS = 90, 130
 FEWEST_WORDS = 15  # of a section's last passage
 WORDINGS = 2  # of a question, most
 NAMED = 1 / 3  # of the questions say which package they are about
@@ -319,7 +319,7 @@ def make(
     return {"questions": len(lines), "headings": len(ranked), "of": counts}
 
 
-def _some(items: Sequence, most: int, rng: random.Random) -> list:  # type: ignore[type-arg]
+def _some(items: Sequence[T], most: int, rng: random.Random) -> list[T]:
     return rng.sample(items, min(most, len(items)))
 
 

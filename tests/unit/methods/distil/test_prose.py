@@ -69,8 +69,10 @@ def package(tmp_path: Path) -> Path:
     return packed(tmp_path, files)
 
 
-def rows_of(package: Path, out: Path, **sizes: int) -> list[dict[str, Any]]:
-    make([package], out, **({"of_passage": 9, "most": 99, "seed": 1} | sizes))  # type: ignore[arg-type]
+def rows_of(
+    package: Path, out: Path, *, of_passage: int = 9, most: int = 99, seed: int = 1
+) -> list[dict[str, Any]]:
+    make([package], out, of_passage=of_passage, most=most, seed=seed)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
