@@ -289,8 +289,10 @@ def cell(
 def write(
     out: Path, report: dict[str, Any], cells: list[dict[str, Any]], batches: list[int]
 ) -> None:
-    """Write what was measured so far."""
-    tables = "\n\n".join(render(cells, batch, 1e12 * report["peak"]) for batch in batches)
+    """Write what was measured so far of the batches that were asked for."""
+    measured = {cell["batch"] for cell in cells}
+    shown = [batch for batch in batches if batch in measured]
+    tables = "\n\n".join(render(cells, batch, 1e12 * report["peak"]) for batch in shown)
     context = {"machine": tell_machine(report), "versions": tell_versions(report)}
     page = PAGE.format(**(report | context), tables=tables, memory=render_memory(cells))
     (out / "oscar_gpu.json").write_text(json.dumps({**report, "cells": cells}, indent=1) + "\n")
@@ -315,25 +317,24 @@ def main() -> int:
     peak = peak_flops(device, dtype, 512 if args.tiny else 8192)
     bench = Bench(sizes, device, dtype)
     args.out.mkdir(parents=True, exist_ok=True)
+    setting = {
+        "device": torch.cuda.get_device_name(device) if cuda else "a CPU",
+        "dtype": dtype_name(dtype),
+        "tiny": ", tiny sizes: a trial that says nothing" if args.tiny else "",
+        "question": sizes.question,
+        "passages": PASSAGES,
+        "passage": sizes.passage,
+        "answer": sizes.answer,
+        "rounds": args.rounds,
+        "peak": peak / 1e12,
+        "peak_batch": PEAK_BATCH,
+    }
     cells: list[dict[str, Any]] = []
     # After each: what a run that is cut has measured is not lost.
     for made in measure(bench, [*asked, *({PEAK_BATCH} - set(asked))], args.rounds):
         cells.append(made)
-        report = {
-            "device": torch.cuda.get_device_name(device) if cuda else "a CPU",
-            "dtype": dtype_name(dtype),
-            "tiny": ", tiny sizes: a trial that says nothing" if args.tiny else "",
-            "question": sizes.question,
-            "passages": PASSAGES,
-            "passage": sizes.passage,
-            "answer": sizes.answer,
-            "rounds": args.rounds,
-            "peak": peak / 1e12,
-            "peak_batch": PEAK_BATCH,
-            "graphs": cells[0]["graphs"],
-            **recording.about(),
-        }
-        write(args.out, report, cells, [n for n in asked if any(c["batch"] == n for c in cells)])
+        report = {**setting, "graphs": cells[0]["graphs"], **recording.about()}
+        write(args.out, report, cells, asked)
     bench.workers.close()
     print((args.out / "oscar_gpu.md").read_text())
     return 0

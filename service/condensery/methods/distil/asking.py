@@ -43,7 +43,7 @@ _UNITS = {
     "How large": r"bytes?|[kKMGT]i?B|(?:kilo|mega|giga)bytes|bits?|pixels?|digits?|characters?",
     "How many": (
         r"lines?|times|items?|rows?|columns?|connections?|threads?|workers?|processes|requests?|"
-        r"retries|attempts?|levels?|entries|messages?|files?|spaces?|iterations?|levels?|tasks?"
+        r"retries|attempts?|levels?|entries|messages?|files?|spaces?|iterations?|tasks?"
     ),
     "What": "%|percent",
 }
@@ -271,6 +271,8 @@ DEFINITION = re.compile(
 FIELDS = frozenset(
     ("param", "type", "return", "returns", "rtype", "raises", "note", "warning", "default")
 )
+# What an object or a modal's subject is not, if it holds one of these.
+CLAUSE = re.compile(rf"\b(that|which|who|if|when|and|{AUXILIARY})\b", re.IGNORECASE)
 FINITE = re.compile(
     r"(?<!that )(?<!which )(?<!it )(?<!there )(?<!\w to )"
     r"\b(is|are|was|were|can|could|will|must|should|has|have|does|do|cannot)\b"
@@ -551,15 +553,13 @@ def _turn(text: str, noun: str, number: str, rng: random.Random) -> Iterator[tup
         return
     if match := OBJECT.match(text):
         base, what = base_form(match["verb"]), match["what"]
-        odd = rf"\b(that|which|who|if|when|and|{AUXILIARY})\b"
-        if base and not NOT_SUBJECT.match(what) and not re.search(odd, what, re.IGNORECASE):
+        if base and not NOT_SUBJECT.match(what) and not CLAUSE.search(what):
             yield "object", f"{which} does {_lower(what)} {base}{_tail(match['tail'])}?"
         return
     if match := MODAL.match(text) or PLURAL.match(text):
         what, verb = match["what"], match["verb"].lower()
-        odd = rf"\b(that|which|who|if|when|and|{AUXILIARY})\b"
         subject = not NOT_SUBJECT.match(what) or re.match("You$|All", what)
-        if verb in VERBS | {"have"} and subject and not re.search(odd, what, re.IGNORECASE):
+        if verb in VERBS | {"have"} and subject and not CLAUSE.search(what):
             aux = match.groupdict().get("aux") or "do"
             yield "modal", _me(f"{which} {aux} {_lower(what)} {verb}{_tail(match['tail'])}?")
         return

@@ -123,7 +123,7 @@ def start_encoder(pair: OscarPair, folders: Sequence[Path], share: float = 1.0) 
     """
     states = [_reader_layers(pair, folder) for folder in folders]
     own = pair.compressor.state_dict()
-    mean = {n: torch.stack([state[n].float() for state in states]).mean(0) for n in states[0]}
+    mean = _mean(states)
     mixed = {n: (1 - share) * own[n].float() + share * mean[n] for n in mean}
     pair.compressor.load_state_dict({n: t.to(own[n].dtype) for n, t in mixed.items()}, strict=False)
 
@@ -218,15 +218,16 @@ def mean_of(states: Sequence[State]) -> State:
     """
     first, *others = states
     for other in others:
-        odd = [n for n in {**first, **other} if n not in first or n not in other]
-        odd += [n for n in first if n in other and other[n].shape != first[n].shape]
+        odd = [n for n in {**first, **other} if _size(first.get(n)) != _size(other.get(n))]
         if odd:
             differing = _differing(odd, first, other)
             raise InputError(f"start: runs of different pairs: {differing}", field="start")
-    return {
-        n: torch.stack([state[n].float() for state in states]).mean(0).to(value.dtype)
-        for n, value in first.items()
-    }
+    return {n: value.to(first[n].dtype) for n, value in _mean(states).items()}
+
+
+def _mean(states: Sequence[State]) -> State:
+    """Return the mean of states of the same names and shapes, in fp32."""
+    return {n: torch.stack([state[n].float() for state in states]).mean(0) for n in states[0]}
 
 
 def run_weights(path: Path) -> State:
