@@ -79,6 +79,18 @@ class Quotes:
             tokens, may_end = tokens[:0], True
         return tokens, may_end
 
+    def only(self, places: Places, said: int) -> int | None:
+        """Return what alone may come next: a token, or ``END``; None where there is a choice.
+
+        Args:
+            places: Where it may go on.
+            said: Tokens of the answer so far.
+        """
+        tokens, may_end = self.allowed(places, said)
+        if len(tokens) + may_end != 1:
+            return None
+        return END if may_end else int(tokens[0])
+
     def after(self, places: Places, token: int) -> Places:
         """Return where it may go on once a token is said."""
         following: Places = places[self.tokens[places] == token] + 1

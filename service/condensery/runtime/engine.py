@@ -378,13 +378,13 @@ class Engine:
             if sequence.ended:
                 continue
             sequence.note_step(chunk.count, len(chunks))
-            event = chunk.apply(outcome)
-            if event is not None:
+            its = chunk.apply(outcome)
+            for event in its:
                 events.append((sequence, event))
                 seconds = sequence.seconds_since_last()
                 if seconds is not None and not sequence.background:
                     self._counts.inter_token_seconds.observe(seconds)
-            if isinstance(event, CondenseryError) or (event is not None and event.finish):
+            if its and (isinstance(its[-1], CondenseryError) or its[-1].finish):
                 self._end(sequence)
             else:
                 self._ready.append(sequence)
@@ -460,5 +460,5 @@ def _is_background(chunks: list[ScheduledChunk]) -> bool:
 
 
 def _count_token_rows(chunks: list[ScheduledChunk]) -> int:
-    """Return how many chunks are a sequence's newest token, not a part of its prompt."""
-    return sum(chunk.start >= chunk.sequence.size for chunk in chunks)
+    """Return how many rows are tokens of answers, not parts of prompts."""
+    return sum(chunk.count for chunk in chunks if chunk.start >= chunk.sequence.size)

@@ -304,10 +304,14 @@ def schedule_step(
     in_prompt = [sequence for sequence in ready if sequence.in_prompt]
     chunks: list[ScheduledChunk] = []
     if not any(_ends_soon(step, own_seconds) for step in steps):
-        chunks = [ScheduledChunk(sequence, 1) for sequence in ready if not sequence.in_prompt]
+        chunks = [
+            ScheduledChunk(sequence, len(sequence.unread))
+            for sequence in ready
+            if not sequence.in_prompt
+        ]
     if express or (chunks and idle > 1):  # another one reads the prompts
         return chunks
-    left = (step_tokens if chunks else batch_tokens) - len(chunks)
+    left = (step_tokens if chunks else batch_tokens) - sum(chunk.count for chunk in chunks)
     for sequence in in_prompt[: -(-len(in_prompt) // max(1, idle))]:
         if left <= 0:
             break

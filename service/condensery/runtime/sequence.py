@@ -20,7 +20,7 @@ from condensery.errors import CondenseryError, InputError, ModelFault
 from condensery.networks.caching import Cache, CachePositions, Span, Step
 from condensery.networks.decoding import Decoder
 from condensery.networks.oscar_interface import PromptPart
-from condensery.networks.quoting import Places, Quotes
+from condensery.networks.quoting import END, Places, Quotes
 from condensery.networks.stepping import Stepper
 from condensery.question import GREEDY, FinishReason, Sampling
 from condensery.request_context import MODEL_FIELD, RequestContext, SpanEvent
@@ -158,7 +158,7 @@ class Sequence:
         size: Positions of the prompt; the most there can be until it is embedded.
         done: Positions in the cache.
         count: Tokens chosen.
-        last: The last one's id.
+        unread: Ids of those that are not in the cache yet; the next step reads them.
         blocks: Of the cache, its own; none before it is admitted and once it is over.
         positions: The positions in them.
         in_step: Whether a step is under way with it.
@@ -176,7 +176,7 @@ class Sequence:
     size: int = 0
     done: int = 0
     count: int = 0
-    last: int = 0
+    unread: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     positions: CachePositions = field(default_factory=lambda: NO_POSITIONS)
     in_step: bool = False
@@ -240,6 +240,31 @@ class Sequence:
         began = self.queued.arrived + self.waited
         trace.add("generate", began, time.perf_counter(), fields, self.steps)
 
+    def choose(self, token: SampledToken) -> TokenEvent:
+        """Add a token to the answer, or end it with one."""
+        request = self.request
+        if token.id in request.stop_ids:
+            return TokenEvent(token, self.count, "stop")
+        self.unread.append(token.id)
+        self.count += 1
+        if request.quotes is not None and self.quoted is not None:
+            self.quoted = request.quotes.after(self.quoted, token.id)
+        return TokenEvent(token, self.count, "length" if self.count == request.max_tokens else None)
+
+    def forced(self) -> SampledToken | None:
+        """Return the token that alone may come next, whatever is drawn; None if there are more."""
+        request = self.request
+        if request.quotes is None or self.quoted is None:
+            return None
+        only = request.quotes.only(self.quoted, self.count)
+        if only == END:
+            only = min(request.stop_ids, default=None)
+        if only is None:
+            return None
+        if (likely := request.sampling.logprobs) is None:
+            return SampledToken(only)
+        return SampledToken(only, 0.0, ((only, 0.0),) if likely else ())
+
     def seconds_since_last(self) -> float | None:
         """Note that a token was chosen; returns the seconds since the one before, if any."""
         now = time.perf_counter()
@@ -273,24 +298,27 @@ class ScheduledChunk:
         """Whether a token is chosen after its last row."""
         return self.start + self.count >= self.sequence.size
 
-    def apply(self, outcome: "SampledToken | CondenseryError | None") -> SequenceEvent | None:
-        """Note the step's outcome; returns what the caller is to get of it."""
+    def apply(self, outcome: "SampledToken | CondenseryError | None") -> list[SequenceEvent]:
+        """Note the step's outcome; returns what the caller is to get of it.
+
+        Where an answer that quotes can go on in one way only, it does so at once: the model has
+        no say in that, and the next step reads all of it together.
+        """
         if isinstance(outcome, CondenseryError):
-            return outcome
-        sequence, request = self.sequence, self.sequence.request
+            return [outcome]
+        sequence = self.sequence
         sequence.done += self.count
         if outcome is None:
-            return None
+            return []
         sequence.embeds = None
-        sequence.last = outcome.id
-        if outcome.id in request.stop_ids:
-            return TokenEvent(outcome, sequence.count, "stop")
-        sequence.count += 1
-        if request.quotes is not None and sequence.quoted is not None:
-            sequence.quoted = request.quotes.after(sequence.quoted, outcome.id)
-        return TokenEvent(
-            outcome, sequence.count, "length" if sequence.count == request.max_tokens else None
-        )
+        sequence.unread = []
+        events: list[SequenceEvent] = []
+        chosen: SampledToken | None = outcome
+        while chosen is not None:
+            event = sequence.choose(chosen)
+            events.append(event)
+            chosen = None if event.finish else sequence.forced()
+        return events
 
 
 def send_events(events: abc.Sequence[tuple[Sequence, SequenceEvent]]) -> None:
@@ -338,9 +366,9 @@ def run_step(
             going.append(place)
     if not going:
         return outcomes
-    # Tokens to look up first, then prompts' single rows, then their longer pieces (``Step``).
+    # Single rows first (``Step``), and of either kind tokens to look up before pieces of prompts.
     going.sort(
-        key=lambda place: (chunks[place].sequence.embeds is not None, chunks[place].count > 1)
+        key=lambda place: (chunks[place].count > 1, chunks[place].sequence.embeds is not None)
     )
     ordered = [chunks[place] for place in going]
     choosing = [row for row, chunk in enumerate(ordered) if chunk.samples]
@@ -414,7 +442,9 @@ def _scores(
     """Run chunks' rows; returns the scores of those that choose, (choosing, vocabulary)."""
     spans = [chunk.span for chunk in chunks]
     rows = _rows(stepper, chunks)
-    if decoder is not None and all(chunk.sequence.embeds is None for chunk in chunks):
+    if decoder is not None and all(
+        chunk.sequence.embeds is None and chunk.count == 1 for chunk in chunks
+    ):
         scores = decoder.run(rows, spans)
         if scores is not None:
             return scores
@@ -450,13 +480,17 @@ def _prepare(stepper: Stepper, chunk: ScheduledChunk, model: str) -> CondenseryE
 
 def _rows(stepper: Stepper, chunks: abc.Sequence[ScheduledChunk]) -> Tensor:
     """Return the rows of a step, (total, hidden)."""
-    last_tokens: list[int] = []
+    ids = [token for c in chunks if c.sequence.embeds is None for token in c.sequence.unread]
+    looked_up = stepper.embed([ids]) if ids else None
+    if looked_up is not None and len(looked_up) == sum(chunk.count for chunk in chunks):
+        return looked_up
     rows: list[Tensor] = []
+    first = 0
     for chunk in chunks:
-        if chunk.sequence.embeds is None:
-            last_tokens.append(chunk.sequence.last)
-        else:
+        if chunk.sequence.embeds is not None:
             rows.append(chunk.sequence.embeds[chunk.start : chunk.start + chunk.count])
-    if last_tokens:
-        rows.insert(0, stepper.embed([last_tokens]))
+        else:
+            assert looked_up is not None
+            rows.append(looked_up[first : first + chunk.count])
+            first += chunk.count
     return rows[0] if len(rows) == 1 else torch.cat(rows)

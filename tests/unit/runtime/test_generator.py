@@ -241,6 +241,43 @@ async def test_answers_held_to_texts_are_those_of_transformers_held_to_them(
     assert [logprob.logprob for logprob in likely] == pytest.approx(expected, abs=1e-3)
 
 
+async def test_what_can_go_on_in_one_way_only_takes_no_step(
+    pair: OscarPair, workers: Workers
+) -> None:
+    continues = np.array([word.startswith("##") for word in VOCABULARY])
+    begins, goes_on = np.flatnonzero(~continues).tolist()[6:], np.flatnonzero(continues).tolist()
+    long_word = [begins[0], *goes_on[:5]]
+    generator, steps = make(pair, workers, SPECIALS.end), list[int]()
+    hook = pair.generator.register_forward_pre_hook(lambda _, args: steps.append(args[0].shape[1]))
+    wish = Sampling(temperature=0, logprobs=2)
+
+    async def answer(text: list[int], most: int = 20) -> list[GeneratedToken]:
+        steps.clear()
+        quotes = Quotes.of([text], continues)
+        made = generator.generate(prompt_of(1), max_tokens=most, sampling=wish, quotes=quotes)
+        return [token async for token in made]
+
+    try:
+        tokens = await answer(long_word)
+        assert "".join(token.text for token in tokens) == text_of(long_word)
+        assert len(steps) == 1, "the prompt alone: nothing is left to choose after it"
+        assert tokens[-1].finish == "stop"
+        assert [t.logprob.logprob for t in tokens[1:-1] if t.logprob] == [0.0] * 5
+        assert [t.logprob.top[0].logprob for t in tokens[1:-1] if t.logprob] == [0.0] * 5
+        tokens = await answer(long_word, 3)
+        assert [token.finish for token in tokens] == [None, None, "length"]
+        # Two words: behind the first it may end, which takes a step that reads all of it.
+        text = [*long_word, begins[1], goes_on[0]]
+        tokens = await answer(text)
+        if steps[0] and "".join(token.text for token in tokens) == text_of([begins[1], goes_on[0]]):
+            assert len(steps) == 1
+        else:
+            assert steps[1] == len(long_word)
+            assert len(steps) == 2
+    finally:
+        hook.remove()
+
+
 def test_of_nothing_to_quote_there_are_no_quotes() -> None:
     continues = np.array([word.startswith("##") for word in VOCABULARY])
     goes_on = int(continues.argmax())

@@ -17,11 +17,12 @@ STEP, BATCH = 256, 2048
 NOW = 100.0
 
 
-def sequence(left: int = 0, *, background: bool = False) -> Any:
+def sequence(left: int = 0, *, unread: int = 1, background: bool = False) -> Any:
     """A stand-in with what choosing reads of a sequence: ``left`` prompt positions to read."""
     return SimpleNamespace(
         background=background,
         in_prompt=left > 0,
+        unread=[7] * unread,
         size=100 + left,
         done=100,
         rng=SimpleNamespace(random=lambda: 0.5),
@@ -105,3 +106,8 @@ def test_what_nobody_waits_for_runs_by_itself_in_short_pieces() -> None:
     assert counts([token], 1) == [1]
     assert counts([shadow, sequence(30), token], 3) == [30]
     assert counts([shadow, sequence(), token], 3) == [1]
+
+
+def test_tokens_that_were_certain_are_read_together_and_leave_less_room() -> None:
+    ready = [sequence(3000), sequence(unread=5), sequence()]
+    assert counts(ready, 3, times=step_times(1.0)) == [5, 1, STEP - 6]
