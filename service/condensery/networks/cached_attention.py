@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from condensery.networks import native
 from condensery.networks.attention import refuse_options
 from condensery.networks.caching import Step
 from condensery.networks.paging import Tokens, paged_attention
@@ -51,7 +52,12 @@ def attend(
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _varlen(step, query, keys, values, scale, window)
     output = torch.empty_like(query)
-    if step.singles:
+    if step.singles and native.can_attend(query):
+        first = query[: step.singles]
+        output[: step.singles] = native.attend(
+            first, keys, values, *step.singles_see(window), scale
+        )
+    elif step.singles:
         output[: step.singles] = _singles(step, query[: step.singles], keys, values, scale, window)
     for chunk, seen in zip(step.chunks, step.seen(window)[step.singles :], strict=True):
         rows = slice(chunk.first, chunk.last)
@@ -66,8 +72,9 @@ def _singles(
 ) -> Tensor:
     """Attend from one row a sequence, (singles, heads, size), each sequence by itself.
 
-    On a CPU this is 1.5 to 5 times as fast as keys padded to the longest in one fused call: most
-    keys are read where they lie. In bf16 the products are in fp32, which is faster as well.
+    For where our own kernel was not built. On a CPU this is 1.5 to 5 times as fast as keys padded
+    to the longest in one fused call: most keys are read where they lie. In bf16 the products are in
+    fp32, which is faster as well.
     """
     count, heads, size = query.shape
     shared = keys.shape[1]

@@ -156,6 +156,7 @@ class Step:
             for span, end in zip(spans[singles:], ends[singles:], strict=True)
         ]
         self._seen: dict[int | None, list[KeyPositions]] = {}
+        self._singles_seen: dict[int | None, tuple[CachePositions, CachePositions]] = {}
 
     def seen(self, window: int | None) -> list[KeyPositions]:
         """Return where the keys are that each span sees; a single row's no more than a window."""
@@ -164,6 +165,24 @@ class Step:
                 self._keys(span, window if span.count == 1 else None) for span in self._spans
             ]
         return self._seen[window]
+
+    def singles_see(self, window: int | None) -> tuple[CachePositions, CachePositions]:
+        """Return where the keys are that the single rows see, row after row, and where each ends.
+
+        Args:
+            window: They see so many, their own included; None is all.
+
+        Returns:
+            (keys,), and (singles + 1,) with where each row's begin.
+        """
+        if window not in self._singles_seen:
+            of_rows = [
+                span.places[0 if window is None else max(0, span.end - window) : span.end]
+                for span in self._spans[: self.singles]
+            ]
+            ends = np.cumsum([0, *map(len, of_rows)])
+            self._singles_seen[window] = np.concatenate(of_rows), ends
+        return self._singles_seen[window]
 
     def _keys(self, span: Span, window: int | None) -> KeyPositions:
         first = 0 if window is None else max(0, span.end - window)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from condensery.networks import native
 from condensery.networks.cached_attention import attend, cached_attention
 from condensery.networks.caching import Cache, Span, Step
 
@@ -38,8 +39,18 @@ def plain(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int |
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(native, "kernels", lambda: None)
+    elif native.kernels() is None:
+        pytest.skip("no compiler when it was installed")
+    return str(request.param)
+
+
 @pytest.mark.parametrize("shared", [1, 2, 4])
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
+@pytest.mark.usefixtures("kernels")
 def test_pieces_see_what_whole_sequences_see(shared: int, window: int | None) -> None:
     cache = cache_of(96, shared)
     order = np.random.default_rng(shared).permutation(96)

@@ -1,0 +1,187 @@
+"""Kernels of our own (``native.c``): built where there is a compiler, else torch does it.
+
+    python service/condensery/networks/native.py
+
+builds them, beside the source; ``make install`` and the image do so. The library's name holds a
+hash of the source and the flags, so that what was built of another version is never loaded.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the build itself needs neither torch nor numpy
+    import torch
+    from torch import Tensor
+
+    from condensery.networks.caching import CachePositions
+
+SOURCE = Path(__file__).with_name("native.c")
+# Nothing of -ffast-math: a NaN must come out of NaN.
+FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+COMPILERS = ("cc", "gcc", "clang")
+MOST_SIZE = 512  # of a head, as in the source
+
+
+def library() -> Path:
+    """Return where the kernels are, once they are built."""
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()
+    return SOURCE.with_name(f"native-{digest[:12]}.so")
+
+
+def build() -> str:
+    """Build the kernels if they are not there; returns what became of it, one line."""
+    target = library()
+    if target.exists():
+        return f"{target.name} is there"
+    compiler = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        return "no C compiler: generators on a CPU do without kernels of their own, slower"
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as folder:
+            made = Path(folder, target.name)
+            command = [*compiler.split(), *FLAGS, "-shared", "-fPIC", "-o", str(made), str(SOURCE)]
+            done = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                return f"{compiler} failed, so no kernels were built: {done.stderr.strip()[:500]}"
+            for old in target.parent.glob("native-*.so"):
+                old.unlink()
+            made.replace(target)
+    except OSError as error:
+        return f"no kernels were built: {error}"
+    return f"{target.name} was built by {compiler}"
+
+
+class Kernels:
+    """The library's functions; numbers and addresses in.
+
+    Raises:
+        OSError: It is for another machine.
+    """
+
+    def __init__(self, path: Path) -> None:
+        loaded = ctypes.CDLL(str(path))
+        whole, pointer = ctypes.c_int64, ctypes.c_void_p
+        self.attend = loaded.condensery_attend
+        self.attend.argtypes = (whole, *[pointer] * 6, *[whole] * 4, ctypes.c_float, pointer)
+        self.round = loaded.condensery_round
+        self.round.argtypes = (whole, *[pointer] * 3, *[whole] * 2)
+        self.scale = loaded.condensery_scale
+        self.scale.argtypes = (whole, *[pointer] * 4, *[whole] * 2)
+        for function in (self.attend, self.round, self.scale):
+            function.restype = None
+
+
+@cache
+def kernels() -> Kernels | None:
+    """Return the kernels; None where they were not built, or are for another machine."""
+    path = library()
+    if not path.exists():
+        return None
+    try:
+        return Kernels(path)
+    except OSError:
+        return None
+
+
+def takes(rows: "Tensor") -> bool:
+    """Tell whether the kernels are there and take such rows."""
+    import torch
+
+    known = rows.dtype in (torch.float32, torch.bfloat16)
+    return known and rows.device.type == "cpu" and kernels() is not None
+
+
+def can_attend(query: "Tensor") -> bool:
+    """Tell whether the kernel takes such rows, (rows, heads, size)."""
+    return takes(query) and query.shape[2] <= MOST_SIZE
+
+
+def round_rows(rows: "Tensor") -> tuple["Tensor", "Tensor"]:
+    """Round each row of (rows, width) to 8 bits.
+
+    Returns:
+        Codes of 1 to 255, 128 for 0, (rows, width), and the size of each row's largest, fp32,
+        (rows, 1): NaN for a row that holds a NaN or an infinity.
+    """
+    import torch
+
+    count, width = rows.shape
+    rows = rows.contiguous()
+    codes, sizes = torch.empty(rows.shape, dtype=torch.uint8), torch.empty(count, 1)
+    loaded = kernels()
+    assert loaded is not None
+    half = rows.dtype == torch.bfloat16
+    loaded.round(half, rows.data_ptr(), codes.data_ptr(), sizes.data_ptr(), count, width)
+    return codes, sizes
+
+
+def scale_rows(
+    product: "Tensor", sizes: "Tensor", bias: "Tensor | None", dtype: "torch.dtype"
+) -> "Tensor":
+    """Return ``product * sizes + bias`` in a dtype.
+
+    Args:
+        product: fp32, contiguous, (rows, width).
+        sizes: fp32, (rows, 1).
+        bias: fp32, (width,), or None.
+        dtype: fp32 or bf16.
+    """
+    import torch
+
+    output = torch.empty(product.shape, dtype=dtype)
+    loaded = kernels()
+    assert loaded is not None
+    loaded.scale(
+        *(dtype == torch.bfloat16, product.data_ptr(), sizes.data_ptr()),
+        *(None if bias is None else bias.data_ptr(), output.data_ptr(), *product.shape),
+    )
+    return output
+
+
+def attend(
+    query: "Tensor",
+    keys: "Tensor",
+    values: "Tensor",
+    places: "CachePositions",
+    ends: "CachePositions",
+    scale: float,
+) -> "Tensor":
+    """Attend from each row to keys of its own; returns (rows, heads, size).
+
+    Args:
+        query: (rows, heads, size), fp32 or bf16.
+        keys: Of the cache, contiguous, (positions, key heads, size), in the same dtype; query head
+            ``i`` reads key head ``i // (heads / key heads)``.
+        values: As ``keys``.
+        places: Of each row's keys in the cache, row after row; no row is without.
+        ends: Where in ``places`` each row's begin, and the end, (rows + 1,).
+        scale: Of the scores.
+    """
+    import numpy as np
+    import torch
+
+    rows, heads, size = query.shape
+    query, output = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
+    room = np.empty(heads * int(np.diff(ends).max()) + 2 * heads * size, dtype=np.float32)
+    loaded = kernels()
+    assert loaded is not None
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+    loaded.attend(
+        *(query.dtype == torch.bfloat16, query.data_ptr(), keys.data_ptr(), values.data_ptr()),
+        *(output.data_ptr(), places.ctypes.data, ends.ctypes.data, rows, heads, keys.shape[1]),
+        *(size, scale, room.ctypes.data),
+    )
+    return output
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build()}\n")
