@@ -138,6 +138,8 @@ class Settings(BaseModel):
     """Most answers that each pair generates at once; 0 decides by the device."""
     generator_cache_mib: int = _model(0, ge=0, le=2**20)
     """MiB of keys and values that each pair's generator keeps; 0 decides by the device."""
+    generator_weights: Literal["auto", "float", "int8", "int4"] = _model("auto")
+    """What pairs' generators' weights are held as, on a CPU; auto is int8 where it costs little."""
     samples: bool = _model(True)
     """Make the index `samples` on first start."""
     search: SearchMode = _model("dense")

@@ -46,6 +46,10 @@ METHOD_MODULES = {
         "make questions about packages' documentation",
     ),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
+    ("eval", "weights"): (
+        "condensery.methods.oscar.weights",
+        "measure what fewer bits a weight cost a pair's answers",
+    ),
     ("eval", "rag"): ("condensery.commands.rag", "judge a running service's answers"),
     ("eval", "rerank"): (
         "condensery.methods.ranking.evaluation",

@@ -19,6 +19,7 @@ from condensery.networks.oscar_causal_compressor import check_positions
 from condensery.networks.oscar_causal_shape import CausalShape
 from condensery.networks.oscar_families import COMPRESSORS
 from condensery.networks.oscar_interface import PromptPart
+from condensery.networks.quantised import Weights, quantise_linears
 
 CPU = torch.device("cpu")
 HALVES = ("compressor", "generator")
@@ -120,6 +121,7 @@ class CausalPair(nn.Module):
         compressor: torch.device = CPU,
         generator: torch.device = CPU,
         dtype: torch.dtype = torch.float32,
+        weights: Weights = "float",
     ) -> "CausalPair":
         """Fill the pair, one tensor at a time, and make it ready for inference.
 
@@ -128,6 +130,7 @@ class CausalPair(nn.Module):
             compressor: Where that half is to run.
             generator: Where the other is.
             dtype: What to compute in.
+            weights: What the generator's are held as.
 
         Returns:
             The pair itself.
@@ -167,7 +170,7 @@ class CausalPair(nn.Module):
         for half in HALVES:
             adapters[half].merge(self.get_submodule(half), self._adapter_scales[half])
         self.compressor.make_ready()
-        self._prepack()
+        self._prepack(weights)
         return self.eval()
 
     def _finish(self, devices: dict[str, torch.device], adapters: dict[str, Adapters]) -> None:
@@ -189,15 +192,19 @@ class CausalPair(nn.Module):
         fill_buffers(backbone, device, rounded=self._rounded_rope)
         fill_buffers(network, devices["generator"])
 
-    def _prepack(self) -> None:
-        """Prepack both halves; layers that they share stay one."""
+    def _prepack(self, weights: Weights) -> None:
+        """Prepack both halves; layers that they share stay one, unless the generator's are rounded.
+
+        How well passages are compressed and ranked is not the generator's bits to decide.
+        """
         backbone, theirs = self.compressor.backbone, self.generator.backbone
         twins = [
             name
             for name, layer in backbone.named_modules()
-            if self._shared and isinstance(layer, nn.Linear)
+            if self._shared and weights == "float" and isinstance(layer, nn.Linear)
             if layer.weight.data_ptr() == theirs.get_parameter(f"{name}.weight").data_ptr()
         ]
+        quantise_linears(self.generator, weights)
         prepack_linears(self.generator)
         for name in twins:
             backbone.set_submodule(name, theirs.get_submodule(name))

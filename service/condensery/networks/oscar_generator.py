@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaModel
 from condensery.networks.linear import Dense, can_prepack
 from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.quantised import Product
 
 
 def standardised(words: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ class Generator(nn.Module):
         nn.init.eye_(self.output.weight)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary))
         self.output_scale = nn.Parameter(torch.tensor(hidden**-0.5))
-        self._head: Dense | None = None
+        self._head: nn.Module | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,3 +110,7 @@ class Generator(nn.Module):
         """
         if self._head is None and can_prepack(self.words.device, self.words.dtype, fp32=fp32):
             self._head = Dense(self.words, self.output_bias, fp32=fp32)
+
+    def quantise(self, product: Product) -> None:
+        """Hold the word table once more, in fewer bits, to score by; it can only infer then."""
+        self._head = product(self.words, self.output_bias)

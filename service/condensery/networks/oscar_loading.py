@@ -26,6 +26,7 @@ from condensery.networks.oscar_families import COMPRESSORS, bert_sizes, decoder_
 from condensery.networks.oscar_interface import PairTexts
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.oscar_texts import CausalTexts, GeneratorTexts
+from condensery.networks.quantised import Weights
 
 
 def read_shape(values: Mapping[str, Any]) -> OscarShape | CausalShape:
@@ -69,6 +70,7 @@ def open_networks(
     compressor: torch.device = CPU,
     generator: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
+    weights: Weights = "float",
 ) -> CausalPair:
     """Build both halves and fill them, one tensor at a time.
 
@@ -79,6 +81,7 @@ def open_networks(
         compressor: Where that half is to run.
         generator: Where the other is.
         dtype: What to compute in.
+        weights: What the generator's are held as.
 
     Raises:
         ValueError: The shape is none with a family, or a configuration or the weights are not
@@ -87,7 +90,8 @@ def open_networks(
     read = CausalShape.from_dict(shape)
     values = [_json(directory / half / "config.json") for half in HALVES]
     pair = CausalPair(read, *read_configs(read, *values))
-    return pair.load(tensors, compressor=compressor, generator=generator, dtype=dtype)
+    devices = {"compressor": compressor, "generator": generator}
+    return pair.load(tensors, dtype=dtype, weights=weights, **devices)
 
 
 def read_configs(

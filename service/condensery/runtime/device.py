@@ -5,15 +5,21 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from condensery.errors import SettingError
+from condensery.networks.quantised import Weights, can_quantise
 from condensery.runtime.workers import set_thread_count
 
 DTypeSetting = Literal["auto", "float32", "bfloat16"]
+WeightsSetting = Literal["auto", "float", "int8", "int4"]
+# What rounding a generator's weights may cost its answers where nobody asked for it: exact match,
+# percent, on the questions that its report was measured on.
+MOST_EM_LOST = 0.5
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 # glibc's mallopt parameters (malloc.h).
 M_TRIM_THRESHOLD = -1
@@ -76,6 +82,45 @@ def choose_common_dtype(
     """
     chosen = {choose_dtype(device, setting) for device in devices}
     return torch.float32 if torch.float32 in chosen else torch.bfloat16
+
+
+def choose_weights(
+    device: torch.device, setting: WeightsSetting | str, quality: Mapping[str, Any]
+) -> Weights:
+    """Return what a generator's weights are held as on ``device``.
+
+    "auto" is 8 bits where the device is for them and the model's report says that they cost less
+    than ``MOST_EM_LOST``, else floats. 4 bits are for who asks for them: they are faster for one or
+    two callers, and slower than 8 for many.
+
+    Args:
+        quality: Of the model's manifest; ``generator_weights`` holds what ``condensery eval
+            weights`` measured.
+
+    Raises:
+        SettingError: The setting is none of the four, or this device is not for such weights.
+    """
+    if setting == "auto":
+        measured = quality.get("generator_weights")
+        row = measured.get("int8") if isinstance(measured, Mapping) else None
+        lost = row.get("em_lost") if isinstance(row, Mapping) else None
+        cheap = isinstance(lost, int | float) and lost < MOST_EM_LOST
+        return "int8" if cheap and can_quantise("int8", device) else "float"
+    if setting not in WEIGHTS:
+        raise SettingError(
+            f"generator_weights={setting!r} is none of auto, {', '.join(WEIGHTS)}",
+            field="generator_weights",
+            value=setting,
+        )
+    if not can_quantise(setting, device):
+        needed = "VNNI or AMX" if setting == "int8" else "AVX512"
+        raise SettingError(
+            f"generator_weights={setting!r} is for a CPU with {needed}, and generators run on "
+            f"{device} here",
+            field="generator_weights",
+            value=setting,
+        )
+    return setting
 
 
 def tune_allocator() -> bool:

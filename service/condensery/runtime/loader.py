@@ -19,7 +19,7 @@ import torch
 from condensery.errors import ModelCannot, ModelFault
 from condensery.request_context import RequestContext
 from condensery.runtime.classifier import Classifier
-from condensery.runtime.device import mapped_weights, weight_bytes
+from condensery.runtime.device import WeightsSetting, mapped_weights, weight_bytes
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.generator import NO_GENERATOR_LIMITS
 from condensery.runtime.oscar import OscarModel
@@ -131,6 +131,7 @@ class ModelLoader:
     Attributes:
         compressor: Where to run pairs' compressors.
         generator: And their generators.
+        generator_weights: What those hold their weights as.
         queue_tokens: Tokens that may wait for each model; None is what suits the device.
         queue_seconds: How long a request may have to wait for its turn.
     """
@@ -143,6 +144,7 @@ class ModelLoader:
     generator: torch.device
     dtype: torch.dtype
     generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS
+    generator_weights: WeightsSetting = "float"
     queue_tokens: int | None = None
     queue_seconds: float = 10.0
     metrics: "Metrics | None" = None
@@ -154,7 +156,8 @@ class ModelLoader:
             CorruptModel: Its files don't make a model of its kind.
             ModelCannot: Nothing runs models of its kind (``RUNNERS``).
             ModelNotFound: The model that it shares files with is not there.
-            SettingError: The limits leave a generator no room for a cache.
+            SettingError: The limits leave a generator no room for a cache, or its device is not for
+                such weights.
         """
         started = time.perf_counter()
         kind = stored.manifest.kind
@@ -187,6 +190,7 @@ def run_pair(loader: ModelLoader, stored: StoredModel) -> RunningModel:
         threads=loader.threads,
         limits=loader.limits,
         generator_limits=loader.generator_limits,
+        generator_weights=loader.generator_weights,
         metrics=loader.metrics,
     )
 

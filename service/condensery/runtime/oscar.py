@@ -26,6 +26,7 @@ from condensery.question import (
     Sampling,
 )
 from condensery.runtime.batcher import RATE_MEMORY, Batcher
+from condensery.runtime.device import WeightsSetting, choose_weights
 from condensery.runtime.generator import NO_GENERATOR_LIMITS, Generator
 from condensery.runtime.oscar_pair import (
     CheckedTexts,
@@ -261,19 +262,23 @@ class OscarModel:
         generators: Workers | None = None,
         limits: Callable[[torch.device], BatchLimits] = default_limits,
         generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
+        generator_weights: WeightsSetting = "float",
         metrics: "Metrics | None" = None,
     ) -> "OscarModel":
         """Load a stored pair; ``base`` is the encoder whose word embeddings it shares, if any.
 
         Raises:
             CorruptModel: The files don't make a pair.
-            SettingError: The limits leave no room for a cache.
+            SettingError: The limits leave no room for a cache, or the generator's device is not
+                for such weights.
         """
         manifest = stored.manifest
         devices = {"compressor": workers.device, "generator": (generators or workers).device}
-        pair = open_pair(stored, base, dtype=dtype, **devices)
+        weights = choose_weights(devices["generator"], generator_weights, manifest.quality)
+        pair = open_pair(stored, base, dtype=dtype, weights=weights, **devices)
         info = pair_info(
             pair,
+            weights=weights,
             name=manifest.name,
             fingerprint=manifest.fingerprint,
             licence=manifest.licence,

@@ -38,6 +38,7 @@ from condensery.networks.oscar_interface import (
 from condensery.networks.oscar_loading import cost_of, open_networks, open_texts, read_shape
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.quantised import Weights, quantise_linears
 from condensery.networks.stepping import StepperNetwork
 from condensery.question import AnswerCost, CompressedPassage
 from condensery.request_context import current_request
@@ -99,11 +100,13 @@ def open_pair(
     compressor: torch.device,
     generator: torch.device,
     dtype: torch.dtype,
+    weights: Weights = "float",
 ) -> RunnablePair:
     """Load a stored pair of any kind, each half onto its device.
 
     Args:
         base: The encoder whose word embeddings it shares, if it names one.
+        weights: What the generator's are held as.
 
     Raises:
         CorruptModel: The files don't make a pair.
@@ -117,12 +120,14 @@ def open_pair(
             if base is None:
                 raise ValueError("it names no base, whose word embeddings it would share")
             whole = load_bert_pair(
-                stored, base, device=generator, dtype=dtype, compressor=compressor
+                stored, base, device=generator, dtype=dtype, compressor=compressor, weights=weights
             )
             return runnable_bert_pair(whole, stored.path)
         texts = open_texts(stored.path, values)
         devices = {"compressor": compressor, "generator": generator}
-        network = open_networks(stored.path, values, each_tensor(stored), dtype=dtype, **devices)
+        network = open_networks(
+            stored.path, values, each_tensor(stored), dtype=dtype, weights=weights, **devices
+        )
         return runnable_causal_pair(network, texts)
     except LOAD_ERRORS as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
@@ -205,8 +210,23 @@ def load_bert_pair(
     device: torch.device,
     dtype: torch.dtype,
     compressor: torch.device | None = None,
+    weights: Weights = "float",
 ) -> OscarPair:
     """Load ``stored`` with the word embeddings of ``base``, ready for packed inference.
+
+    ``weights`` is what the generator's are held as.
+
+    Raises:
+        CorruptModel: The files don't make a pair.
+    """
+    pair = read_bert_pair(stored, base)
+    pair.generator.to(device=device, dtype=dtype)
+    pair.compressor.to(device=compressor or device, dtype=dtype)
+    return prepare_for_inference(pair.eval(), weights)
+
+
+def read_bert_pair(stored: "StoredModel", base: "StoredModel") -> OscarPair:
+    """Read ``stored`` with the word embeddings of ``base``, in fp32, its parts as they are trained.
 
     Raises:
         CorruptModel: The files don't make a pair.
@@ -217,28 +237,36 @@ def load_bert_pair(
     try:
         shape = OscarShape.from_dict(stored.manifest.shape)
         config = BertConfig.from_json_file(stored.path / "config.json")
-        pair = OscarPair.of_state(config, shape, word_embeddings(base.path), load_state(stored))
+        return OscarPair.of_state(config, shape, word_embeddings(base.path), load_state(stored))
     except LOAD_ERRORS as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
-    pair.generator.to(device=device, dtype=dtype)
-    pair.compressor.to(device=compressor or device, dtype=dtype)
-    return prepare_for_inference(pair.eval())
 
 
-def prepare_for_inference(pair: OscarPair) -> OscarPair:
-    """Replace a pair's parts by those that infer fast, on packed input; it can't train then."""
+def prepare_for_inference(pair: OscarPair, weights: Weights = "float") -> OscarPair:
+    """Replace a pair's parts by those that infer fast, on packed input; it can't train then.
+
+    ``weights`` is what the generator's are held as.
+    """
     pair.compressor.backbone.set_attn_implementation(PACKED)
     fuse_layers(pair.compressor.backbone)
     trim_last(pair.compressor.backbone)
     pair.generator.backbone.set_attn_implementation("sdpa")
+    quantise_linears(pair.generator, weights)
     prepack_linears(pair)
     return pair
 
 
 def pair_info(
-    pair: RunnablePair, *, name: str, fingerprint: str = "", licence: str = "", created: int = 0
+    pair: RunnablePair,
+    *,
+    name: str,
+    weights: Weights = "float",
+    fingerprint: str = "",
+    licence: str = "",
+    created: int = 0,
 ) -> ModelInfo:
     """Return what ``/v1/models`` shows of a pair."""
+    rounded = "" if weights == "float" else f", generator {weights}"
     return ModelInfo(
         id=name,
         kind="oscar-pair",
@@ -246,7 +274,7 @@ def pair_info(
         fingerprint=fingerprint,
         dims=None,
         max_tokens=pair.texts.text_tokens,
-        dtype=dtype_name(pair.generator.dtype),
+        dtype=dtype_name(pair.generator.dtype) + rounded,
         device=", ".join(dict.fromkeys(map(str, pair.devices))),
         licence=licence,
         created=created,

@@ -11,11 +11,13 @@ from condensery import request_context
 from condensery.atomic_files import PRIVATE_UMASK, umask
 from condensery.errors import CondenseryError, ModelCannot, ModelNotFound, StartError, shorten
 from condensery.metrics import Metrics
+from condensery.networks import native
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.device import (
     choose_common_dtype,
     choose_device,
+    choose_weights,
     prepare_process,
 )
 from condensery.runtime.encoder import Encoder
@@ -353,8 +355,11 @@ async def load_models(
         )
     ]
     dtype = choose_common_dtype([device, *halves], settings.dtype)
+    choose_weights(halves[1], settings.generator_weights, {})  # refuses, before models are read
     places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
     say(f"loading models on {places} in {dtype_name(dtype)}")
+    if halves[1].type == "cpu" and native.kernels() is None:
+        say("generators do without kernels of their own, slower: none were built at installation")
     registry = await asyncio.to_thread(
         ModelRegistry.load,
         store,
@@ -365,6 +370,7 @@ async def load_models(
         generator_limits=GeneratorLimits(
             settings.generator_sequences, settings.generator_cache_mib
         ),
+        generator_weights=settings.generator_weights,
         workers=settings.workers or None,
         queue_tokens=settings.max_queue_tokens,
         queue_seconds=settings.max_queue_seconds,

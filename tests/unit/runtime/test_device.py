@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from condensery.errors import SettingError
-from condensery.runtime.device import choose_common_dtype, choose_device, choose_dtype
+from condensery.runtime.device import (
+    choose_common_dtype,
+    choose_device,
+    choose_dtype,
+    choose_weights,
+)
 
 
 def test_settings_name_the_dtype() -> None:
@@ -41,6 +46,49 @@ def test_devices_that_share_a_model_compute_in_what_suits_all_of_them(
     assert choose_common_dtype([cuda, cuda]) == torch.bfloat16
     assert choose_common_dtype([cuda, cpu]) == torch.float32
     assert choose_common_dtype([cuda, cpu], "bfloat16") == torch.bfloat16
+
+
+MEASURED = {"generator_weights": {"int8": {"em": 70.1, "em_lost": 0.4}}}
+
+
+@pytest.mark.parametrize(
+    ("quality", "wanted"),
+    [
+        (MEASURED, "int8"),
+        ({"generator_weights": {"int8": {"em_lost": -0.1}}}, "int8"),
+        ({"generator_weights": {"int8": {"em_lost": 0.5}}}, "float"),
+        ({"generator_weights": {"int4": {"em_lost": 0.0}}}, "float"),
+        ({"generator_weights": {"int8": {"em_lost": "little"}}}, "float"),
+        ({"generator_weights": "int8"}, "float"),
+        ({}, "float"),
+    ],
+)
+def test_weights_are_rounded_by_themselves_only_where_a_report_says_it_costs_little(
+    monkeypatch: pytest.MonkeyPatch, quality: dict[str, object], wanted: str
+) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    assert choose_weights(cpu, "auto", quality) == wanted
+    assert choose_weights(torch.device("cuda"), "auto", quality) == "float"
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert choose_weights(cpu, "auto", quality) == "float"
+
+
+def test_weights_that_a_device_is_not_for_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = torch.device("cpu")
+    for name in ("_is_vnni_supported", "_is_amx_tile_supported", "_is_avx512_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
+    for setting, needed in (("int8", "VNNI or AMX"), ("int4", "AVX512")):
+        for device in (cpu, torch.device("cuda")):
+            with pytest.raises(SettingError, match=needed) as caught:
+                choose_weights(device, setting, MEASURED)
+            assert caught.value.field == "generator_weights"
+    with pytest.raises(SettingError, match="'int2' is none of auto, float, int8, int4"):
+        choose_weights(cpu, "int2", {})
+    assert choose_weights(cpu, "float", MEASURED) == "float"
 
 
 def test_a_device_that_is_not_there_is_told_by_the_setting_that_names_it() -> None:

@@ -9,7 +9,9 @@ from tiny_published import Cocom, write_base
 from torch import Tensor
 
 from condensery.errors import CorruptModel
-from condensery.runtime.oscar_pair import open_pair
+from condensery.networks import quantised
+from condensery.networks.quantised import Int4, Int8, Weights, can_quantise
+from condensery.runtime.oscar_pair import open_pair, pair_info
 from condensery.store import weights
 from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
@@ -68,6 +70,35 @@ def test_what_the_halves_share_is_in_memory_once(stored: StoredModel) -> None:
     ]
     shared = tables[0] & tables[1]
     assert bool(shared) == (stored.manifest.shape["compressor"].get("shared", False))  # type: ignore[union-attr, call-overload, index]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_only_the_generators_weights_are_rounded(
+    stored: StoredModel, monkeypatch: pytest.MonkeyPatch, weights: Weights
+) -> None:
+    if not can_quantise(weights, CPU):
+        pytest.skip("not on this CPU")
+    monkeypatch.setattr(quantised, "SMALLEST", 1)
+    exact, rounded = (
+        open_pair(stored, None, compressor=CPU, generator=CPU, dtype=torch.float32, weights=kind)
+        for kind in ("float", weights)
+    )
+    assert isinstance(exact.compressor, torch.nn.Module)
+    assert isinstance(rounded.compressor, torch.nn.Module)
+    assert not any(isinstance(part, Int8 | Int4) for part in rounded.compressor.modules())
+    mine, theirs = exact.compressor.state_dict(), rounded.compressor.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    rows = exact.generator.embed([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        hidden = [pair.generator(rows).last_hidden_state for pair in (exact, rounded)]
+        scores = [
+            pair.generator.logits(h) for pair, h in zip((exact, rounded), hidden, strict=True)
+        ]
+    assert not torch.equal(*scores)
+    # Random weights of 32 rows know nothing of rounding: 4 bits change much, and not everything.
+    assert torch.cosine_similarity(*scores, dim=-1).mean() > (0.99 if weights == "int8" else 0.7)
+    assert pair_info(rounded, name="m", weights=weights).dtype == f"float32, generator {weights}"
 
 
 def test_a_token_s_text_has_its_blank(stored: StoredModel) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from condensery.methods.oscar import tables
-from condensery.methods.oscar.measured import Abstention, Passages, Report
+from condensery.methods.oscar.measured import Abstention, Passages, Report, WeightsMeasured
 from condensery.methods.oscar.reporting import wrong_at
 from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source, family
 from condensery.methods.trainer.reports import table
@@ -199,6 +199,8 @@ def measured(
         parts += tables.rerank_differences(report)
     if report.passages is not None:
         parts += _passages(report.passages)
+    if report.weights is not None:
+        parts += _weights(report.weights)
     return [*parts, *_behaviour(report, plots, manifest)]
 
 
@@ -236,6 +238,17 @@ def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:
         if sources and not read:
             lines.append(f"- `{name}`: no set of this name was trained on here.")
     return [*lines, ""] if lines else []
+
+
+def _weights(measured: WeightsMeasured) -> list[str]:
+    return [
+        "### Fewer bits a weight",
+        "",
+        f"The generator's weights rounded (`--generator-weights`), {measured.questions} questions",
+        f"of {measured.file or 'a file without a name'}, the passage alone; against floats.",
+        "",
+        *tables.weights(measured),
+    ]
 
 
 def _legend(report: Report) -> str:

@@ -177,6 +177,36 @@ class Baseline(Part):
     seed: int | None = None
 
 
+class RoundedWeights(Part):
+    """Answers of a generator whose weights were rounded, on the same questions as with floats.
+
+    Attributes:
+        em: Exact match, percent.
+        em_lost: Of it, to floats; negative where it is more.
+        changed: Answers that are others, percent.
+    """
+
+    em: Figure
+    em_lost: Finite
+    em_lost_low_95: Finite
+    em_lost_high_95: Finite
+    changed: Finite
+
+
+class WeightsMeasured(Part):
+    """What fewer bits a weight cost (``condensery eval weights``), with each question's passage."""
+
+    questions: int
+    file: str = ""
+    int8: RoundedWeights | None = None
+    int4: RoundedWeights | None = None
+
+    def rounded(self) -> dict[str, RoundedWeights]:
+        """Return those that were measured."""
+        both = {"int8": self.int8, "int4": self.int4}
+        return {name: row for name, row in both.items() if row is not None}
+
+
 class Replaced(Part):
     """Answers whose string was swapped for another in the passage; percent."""
 
@@ -221,6 +251,7 @@ class Report(Part):
     rerank: dict[str, Ranking] = {}
     passages: Passages | None = None
     baselines: dict[str, dict[str, Baseline]] = {}
+    weights: WeightsMeasured | None = None
     training: list[dict[str, Any]] = []
     examples: list[Example] = []
 

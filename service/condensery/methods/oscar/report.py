@@ -29,7 +29,12 @@ from condensery.methods.ranking.sets import read_corpus
 from condensery.methods.trainer.publishing import versions
 from condensery.methods.trainer.reports import command_line
 from condensery.parsers import Parser
-from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+from condensery.runtime.device import (
+    WeightsSetting,
+    choose_device,
+    choose_dtype,
+    prepare_process,
+)
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import BatchLimits, default_limits
@@ -49,9 +54,17 @@ def unlimited_queue(device: torch.device) -> BatchLimits:
 
 @contextmanager
 def opened(
-    store: ModelStore, name: str, device: torch.device, dtype: torch.dtype, encoder: str | None
+    store: ModelStore,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    encoder: str | None,
+    weights: WeightsSetting = "float",
 ) -> Iterator[tuple[OscarModel, Encoder | None]]:
-    """Run a stored pair, and an encoder by its side if one is named."""
+    """Run a stored pair, and an encoder by its side if one is named.
+
+    ``weights`` is what its generator's are held as.
+    """
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(2))
         stack.enter_context(torch.inference_mode())
@@ -70,7 +83,13 @@ def opened(
             )
             stack.callback(embeds.close)
         model = OscarModel.load(
-            stored, base, workers, dtype=dtype, threads=threads, limits=unlimited_queue
+            stored,
+            base,
+            workers,
+            dtype=dtype,
+            threads=threads,
+            limits=unlimited_queue,
+            generator_weights=weights,
         )
         stack.callback(model.close)
         yield model, embeds

@@ -99,6 +99,14 @@ def quality(report: Report) -> dict[str, Any]:
     }
     if report.gold_ranked_first_among_five is not None:
         figures["gold_ranked_first_among_five"] = report.gold_ranked_first_among_five
+    if report.weights is not None:
+        figures["generator_weights"] = {
+            "measured_on": f"{report.weights.questions} questions of {report.weights.file}",
+            **{
+                name: {"em": row.em.mean, "em_lost": row.em_lost}
+                for name, row in report.weights.rounded().items()
+            },
+        }
     if report.rerank:
         figures["ndcg10"] = {
             name: {

@@ -11,6 +11,7 @@ from condensery.methods.oscar.measured import (
     Rank,
     Report,
     Setting,
+    WeightsMeasured,
     key_of,
 )
 from condensery.methods.trainer.reports import Cells, number, table
@@ -191,6 +192,20 @@ def _words(report: Report, key: str) -> str:
     read = report.settings[key].read
     count = key.rpartition("_")[2]
     return RETRIEVED[family].format(count=count, read="the best" if read is None else f"{read:.3g}")
+
+
+def weights(measured: WeightsMeasured) -> list[str]:
+    """Return the table of what rounding a generator's weights costs."""
+    rows = [
+        (
+            name,
+            spread(row.em),
+            f"{row.em_lost:.2f} ({row.em_lost_low_95:.2f} to {row.em_lost_high_95:.2f})",
+            f"{row.changed:.1f}%",
+        )
+        for name, row in measured.rounded().items()
+    ]
+    return table(("weights", "EM", "lost", "other answers"), rows)
 
 
 def abstention(curve: Sequence[Point]) -> list[str]:

@@ -13,12 +13,12 @@ from condensery.errors import InputError
 from condensery.methods.trainer.progress import NAME, read_log
 from condensery.networks.dtypes import dtype_name
 
-PARTS = ("rerank", "passages", "baselines")
+PARTS = ("rerank", "passages", "baselines", "weights")
 MADE = "made"  # how a part was: its command and machine
 
 
 def read_parts(paths: Sequence[Path]) -> dict[str, Any]:
-    """Merge parts of a report (``condensery eval rerank``, ``eval extractive-reader``).
+    """Merge parts of a report (``condensery eval rerank``, ``eval weights`` and their like).
 
     Raises:
         InputError: A file holds neither part, or two say different things of the same.

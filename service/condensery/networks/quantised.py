@@ -1,0 +1,187 @@
+"""Linear layers whose weights have 8 or 4 bits, on a CPU, where a token waits for its weights.
+
+Of torch's kernels the fastest are taken, measured beside prepacked floats (docs/experiments.md).
+In 8 bits that is oneDNN's product of integers, the inputs rounded to 8 bits as well, each row by
+itself, so that no row depends on what else is in a step. In 4 bits it is a product of bf16 inputs,
+for few rows only; of more it is slower than floats, and the same weights stand beside it as floats.
+
+Source of rounding groups of weights: Dettmers and Zettlemoyer, arXiv:2212.09720, section 3; of
+inputs row by row: Yao et al., arXiv:2206.01861, section 3.2.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from condensery.networks import native
+from condensery.networks.linear import Dense
+
+Weights = Literal["float", "int8", "int4"]
+Product = Callable[[Tensor, Tensor | None], nn.Module]
+
+# Of smaller matrices, reading less gains less than rounding inputs costs, and of bf16 there is less
+# to gain.
+SMALLEST = 1 << 18  # weights
+SMALLEST_HALF = 1 << 20  # of bf16, to 8 bits
+TINY = 1e-12  # least scale: rows of zeros have one too
+GROUP = 32  # weights along a row that share a scale, in 4 bits
+FEW = 4  # rows up to which 4 bits are faster than floats
+ROWS = 16  # of weights, that torch packs together in 4 bits
+
+
+def can_quantise(weights: Weights, device: torch.device) -> bool:
+    """Tell whether weights of so few bits are fast on a device, and right.
+
+    Without VNNI or AMX, products of 8 bits are added in 16, where sums may not fit.
+    """
+    if weights == "float":
+        return True
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weights == "int4":
+        return torch.cpu._is_avx512_supported()
+    return torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
+
+
+@runtime_checkable
+class Quantising(Protocol):
+    """A module that multiplies by a matrix which is no linear layer of its own."""
+
+    def quantise(self, product: Product) -> None:
+        """Hold it as ``product(weight, bias)``."""
+        ...
+
+
+def quantise_linears(module: nn.Module, weights: Weights) -> int:
+    """Replace the larger linear layers under ``module``; it can only infer afterwards.
+
+    A ``quantise`` of a module's own is called as well.
+
+    Args:
+        module: On a CPU; its parts are replaced.
+        weights: In "float" nothing is.
+
+    Returns:
+        How many linear layers were replaced.
+    """
+    if weights == "float":
+        return 0
+    product: type[Int8] | type[Int4] = Int8 if weights == "int8" else Int4
+    replaced = 0
+    for parent in list(module.modules()):
+        if isinstance(parent, Quantising):
+            parent.quantise(product)
+        for name, child in list(parent.named_children()):
+            # Not subclasses: they may compute something else.
+            if type(child) is nn.Linear and product.takes(child.weight):
+                setattr(parent, name, product(child.weight, child.bias))
+                replaced += 1
+    return replaced
+
+
+class Int8(nn.Module):
+    """``x Wᵀ + b``, both rounded to 8 bits: weights by output, inputs by row; for inference only.
+
+    Args:
+        weight: (out, in).
+        bias: (out,), or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        exact = weight.detach().float()
+        scales = exact.abs().amax(dim=1).clamp_min(TINY) / 127
+        codes = (exact / scales[:, None]).round_().to(torch.int8)
+        # A plain attribute: an opaque tensor has no state dict and can't be moved.
+        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
+        self.scales = nn.Buffer(scales)
+        self.zeros = nn.Buffer(torch.zeros(self.out_features, dtype=torch.int32))
+        self.bias = None if bias is None else nn.Buffer(bias.detach().float())
+
+    @staticmethod
+    def takes(weight: Tensor) -> bool:
+        """Tell whether a matrix gains by it."""
+        half = weight.dtype == torch.bfloat16
+        return weight.numel() >= (SMALLEST_HALF if half else SMALLEST)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map ``inputs`` (..., in) to (..., out), in their dtype."""
+        rows = inputs.reshape(-1, self.in_features)
+        ours = native.takes(rows)
+        codes, sizes = native.round_rows(rows) if ours else _round_rows(rows.float())
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(codes, 1 / 127, 128, self.packed, self.scales, self.zeros, None),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        if ours:
+            output = native.scale_rows(product, sizes, self.bias, inputs.dtype)
+        else:
+            product *= sizes
+            output = (product if self.bias is None else product + self.bias).to(inputs.dtype)
+        return output.view(*inputs.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Show the sizes, as ``nn.Linear`` does."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def _round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what ``native.round_rows`` does, by torch; rows that hold a NaN have their size NaN."""
+    sizes = rows.abs().amax(dim=1, keepdim=True).clamp_min_(TINY)
+    # Unsigned, 128 for 0: oneDNN has no fast product of signed inputs.
+    codes = (rows * (127 / sizes)).add_(128.5).to(torch.uint8)
+    return codes, sizes.where(sizes.isfinite(), torch.nan)
+
+
+class Int4(nn.Module):
+    """``x Wᵀ + b``, weights rounded to 4 bits in groups along a row; for inference only.
+
+    Args:
+        weight: (out, in), where ``in`` is a multiple of ``GROUP``.
+        bias: (out,), or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        exact = nn.functional.pad(weight.detach().float(), (0, 0, 0, -self.out_features % ROWS))
+        groups = exact.view(len(exact), -1, GROUP)
+        low, high = groups.amin(dim=2), groups.amax(dim=2)
+        scales = ((high - low) / 15).clamp_min(TINY).bfloat16()
+        middles = (low + 8 * scales.float()).bfloat16()
+        steps = (groups - middles.float()[..., None]) / scales.float()[..., None]
+        codes = (steps.round_() + 8).clamp_(0, 15).to(torch.int32)
+        self.packed = nn.Buffer(
+            torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.view_as(exact), 1)
+        )
+        self.scales = nn.Buffer(torch.stack([scales, middles], dim=2).transpose(0, 1).contiguous())
+        self.bias = None if bias is None else nn.Buffer(bias.detach())
+        restored = (codes - 8) * scales.float()[..., None] + middles.float()[..., None]
+        whole = restored.view_as(exact)[: self.out_features].to(weight.dtype)
+        self.many = Dense(whole, bias, fp32=True)
+
+    @staticmethod
+    def takes(weight: Tensor) -> bool:
+        """Tell whether a matrix gains by it, and can be grouped."""
+        return weight.numel() >= SMALLEST and weight.shape[1] % GROUP == 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map ``inputs`` (..., in) to (..., out), in their dtype."""
+        rows = inputs.reshape(-1, self.in_features)
+        if len(rows) > FEW:
+            product: Tensor = self.many(inputs)
+            return product
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rows.bfloat16(), self.packed, GROUP, self.scales
+        )
+        product = product[:, : self.out_features].to(inputs.dtype)
+        if self.bias is not None:
+            product = product + self.bias
+        return product.reshape(*inputs.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Show the sizes, as ``nn.Linear`` does."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"

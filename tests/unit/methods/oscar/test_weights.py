@@ -1,0 +1,121 @@
+"""``condensery eval weights`` on a stored pair."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from condensery.errors import InputError
+from condensery.methods.oscar.evaluating.asking import Outcome
+from condensery.methods.oscar.evaluating.parts import read_parts
+from condensery.methods.oscar.measured import check_report
+from condensery.methods.oscar.reporting import quality
+from condensery.methods.oscar.tables import weights as table
+from condensery.methods.oscar.weights import compare, main
+from condensery.networks import quantised
+from condensery.networks.quantised import can_quantise
+
+EMPTY = Outcome("", 1, 1, 0, 0.5, 0, 8, 20, 1000)
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    rows = [
+        {
+            "question": f"When was the mill of town {n} built?",
+            "answers": [str(1500 + n)],
+            "context": f"The mill of town {n} by the river was built in {1500 + n}.",
+        }
+        for n in range(6)
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def said(*answers: str) -> list[Outcome]:
+    return [replace(EMPTY, answer=answer, place=place) for place, answer in enumerate(answers)]
+
+
+def test_what_rounding_costs_is_counted_on_the_same_questions() -> None:
+    rows: list[Any] = [{"answers": [answer]} for answer in "abcd"]
+    figures = compare(rows, {"float": said(*"abcx"), "int8": said(*"abxx"), "int4": said(*"bbcd")})
+    assert figures["float"]["em"]["mean"] == 75
+    assert "em_lost" not in figures["float"]
+    assert figures["int8"] | {"em": 0} == {
+        "em": 0,
+        "em_lost": 25,
+        "em_lost_low_95": 0,
+        "em_lost_high_95": 75,
+        "changed": 25,
+    }
+    assert figures["int4"]["em_lost"] == 0
+    assert figures["int4"]["changed"] == 50
+
+
+def test_it_is_measured_and_becomes_a_part_of_a_report(
+    store_with_pair: Path,
+    questions: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not can_quantise("int8", torch.device("cpu")):
+        pytest.skip("no VNNI or AMX")
+    monkeypatch.setattr(quantised, "SMALLEST", 1)
+    out = tmp_path / "weights.json"
+    words = ["--store", str(store_with_pair), "--questions", str(questions), "--weights", "int8"]
+    main([*words, "--dtype", "float32", "--out", str(out)])
+    content = json.loads(out.read_text())
+    assert json.loads(capsys.readouterr().out) == content
+    part = content["weights"]
+    assert part["questions"] == 6
+    assert set(part) == {"questions", "file", "float", "int8"}
+    assert content["made"]["weights"]["command"].startswith("condensery eval weights --store ")
+    merged = read_parts([out])
+    report = check_report(
+        {
+            "format": 2,
+            "model": "oscar-mini",
+            "measured_on": {"questions": 6},
+            "settings": {"gold": {"em": 1, "f1": 2}},
+            **merged,
+        }
+    )
+    assert report.weights is not None
+    measured = quality(report)["generator_weights"]
+    assert measured["measured_on"] == "6 questions of questions.jsonl"
+    assert measured["int8"]["em_lost"] == part["int8"]["em_lost"]
+    assert any(line.startswith("| int8 |") for line in table(report.weights))
+    # Answers are kept, and asked for once.
+    answers = sorted(path.name for path in (tmp_path / "weights.answers").glob("*.jsonl"))
+    assert len(answers) == 2
+    before = (tmp_path / "weights.answers" / answers[0]).read_bytes()
+    main([*words, "--dtype", "float32", "--out", str(out)])
+    assert (tmp_path / "weights.answers" / answers[0]).read_bytes() == before
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--weights", "int8,int2"], "weights.*int2"),
+        (["--count", "0"], "count: 0 is less than 1"),
+        (["--out", "/nowhere/at/all.json"], "out: /nowhere/at is no folder"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(
+    store_with_pair: Path, questions: Path, more: list[str], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        main(["--store", str(store_with_pair), "--questions", str(questions), *more])
+
+
+def test_questions_need_their_passages(store_with_pair: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bare.jsonl"
+    path.write_text(json.dumps({"question": "When?", "answers": ["then"]}) + "\n")
+    with pytest.raises(InputError, match="each needs its passage"):
+        main(["--store", str(store_with_pair), "--questions", str(path)])

@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from condensery.networks import native, quantised
+from condensery.networks.linear import Dense
+from condensery.networks.quantised import FEW, GROUP, Int4, Int8, can_quantise, quantise_linears
+
+CPU = torch.device("cpu")
+OUT, IN = 1032, 1024  # no multiple of what torch packs together
+int8 = pytest.mark.skipif(not can_quantise("int8", CPU), reason="no VNNI or AMX")
+int4 = pytest.mark.skipif(not can_quantise("int4", CPU), reason="no AVX512")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(native, "kernels", lambda: None)
+    elif native.kernels() is None:
+        pytest.skip("no compiler when it was installed")
+    return str(request.param)
+
+
+def linear(bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(IN, OUT, bias=bias).to(dtype)
+
+
+def rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    source = torch.Generator().manual_seed(count)
+    # Rows of other sizes, as hidden states have them.
+    return (torch.randn(count, IN, generator=source) * torch.logspace(-2, 2, count)[:, None]).to(
+        dtype
+    )
+
+
+def rounded_product(layer: nn.Linear, inputs: torch.Tensor) -> np.ndarray:
+    """By the formula, in double precision: codes of -127 to 127, a scale an output and a row."""
+    weight, inputs = layer.weight.double().detach().numpy(), inputs.double().numpy()
+    by_output = np.abs(weight).max(1, keepdims=True) / 127
+    by_row = np.abs(inputs).max(1, keepdims=True) / 127
+    codes = np.rint(weight / by_output), np.floor(inputs / by_row + 0.5)
+    bias = 0 if layer.bias is None else layer.bias.double().detach().numpy()
+    return (codes[1] @ codes[0].T) * by_row * by_output.T + bias
+
+
+@int8
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 16, 100])
+@pytest.mark.usefixtures("kernels")
+def test_8_bits_give_what_the_formula_gives(count: int, bias: bool) -> None:
+    layer, inputs = linear(bias), rows(count)
+    with torch.inference_mode():
+        got = Int8(layer.weight, layer.bias)(inputs).double().numpy()
+        exact = layer(inputs).double().numpy()
+    wanted = rounded_product(layer, inputs)
+    size = np.abs(wanted).max(1, keepdims=True)
+    # A code on the edge may fall to either side in fp32: one of 127 steps of one input.
+    assert (np.abs(got - wanted) / size).max() < 2e-3
+    assert np.median(np.abs(got - wanted) / size) < 1e-6
+    assert (np.linalg.norm(got - exact, axis=1) / np.linalg.norm(exact, axis=1)).max() < 0.02
+
+
+@int8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("kernels")
+def test_8_bits_of_a_row_do_not_hang_on_what_stands_beside_it(dtype: torch.dtype) -> None:
+    layer = linear(dtype=dtype)
+    product, inputs = Int8(layer.weight, layer.bias), rows(40, dtype)
+    with torch.inference_mode():
+        whole = product(inputs)
+        assert whole.dtype == dtype
+        for row in (0, 17, 39):
+            assert torch.equal(product(inputs[row : row + 1])[0], whole[row])
+        assert torch.equal(product(inputs[None])[0], whole)
+
+
+@int8
+@pytest.mark.usefixtures("kernels")
+def test_a_row_of_nan_fails_alone_and_one_of_zeros_is_the_bias() -> None:
+    layer, inputs = linear(), rows(4)
+    inputs[1], inputs[2], inputs[3] = torch.nan, torch.inf, 0
+    with torch.inference_mode():
+        got = Int8(layer.weight, layer.bias)(inputs)
+    assert got[0].isfinite().all()
+    assert not got[1].isfinite().any()
+    assert not got[2].isfinite().any()
+    torch.testing.assert_close(got[3], layer.bias.detach())
+
+
+@int4
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_4_bits_are_the_same_weights_for_few_rows_and_for_many(
+    dtype: torch.dtype, bias: bool
+) -> None:
+    layer, inputs = linear(bias, dtype), rows(FEW + 1, dtype)
+    product = Int4(layer.weight, layer.bias)
+    with torch.inference_mode():
+        many, few = product(inputs).float(), product(inputs[:FEW]).float()
+        exact = nn.functional.linear(inputs.float(), layer.weight.float())
+    assert product(inputs[:FEW]).dtype == dtype
+    assert few.shape == (FEW, OUT)
+    size = exact.abs().amax(1, keepdim=True)
+    assert ((few - many[:FEW]).abs() / size[:FEW]).max() < 0.02, "rounding to bf16"
+    lost = (many - exact - (layer.bias.float() if bias else 0)).norm(dim=1) / exact.norm(dim=1)
+    assert 0.02 < lost.max() < 0.15, "16 steps a group"
+
+
+@int4
+def test_4_bits_round_each_group_to_16_steps_between_its_bounds() -> None:
+    layer = linear(False)
+    whole = Int4(layer.weight, None).many
+    with torch.inference_mode():
+        restored = whole(torch.eye(IN)).T  # (out, in)
+    groups = restored.reshape(OUT, -1, GROUP)
+    assert max(len(group.unique()) for group in groups[:20].reshape(-1, GROUP)) <= 16
+    wanted = layer.weight.detach().view_as(groups)
+    step = (wanted.amax(2) - wanted.amin(2)) / 15
+    assert ((groups - wanted).abs().amax(2) <= 0.6 * step + 1e-4).all(), "bf16 scales and middles"
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_large_layers_are_replaced_and_others_stay(weights: quantised.Weights) -> None:
+    if not can_quantise(weights, CPU):
+        pytest.skip("not on this CPU")
+    kind = Int8 if weights == "int8" else Int4
+
+    class Headed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Linear(IN, OUT), nn.Linear(32, 32)
+            self.table = torch.randn(OUT, IN)
+            self.head: nn.Module | None = None
+
+        def quantise(self, product: quantised.Product) -> None:
+            self.head = product(self.table, None)
+
+    module = nn.ModuleDict({"inner": Headed()})
+    assert quantise_linears(module, weights) == 1
+    inner = module["inner"]
+    assert isinstance(inner, Headed)
+    assert isinstance(inner.large, kind)
+    assert isinstance(inner.head, kind)
+    assert type(inner.small) is nn.Linear
+    assert quantise_linears(module, "float") == 0
+
+
+@int4
+def test_rows_that_cannot_be_grouped_stay_floats() -> None:
+    module = nn.Sequential(nn.Linear(IN + 1, OUT + 1))
+    assert quantise_linears(module, "int4") == 0
+    assert isinstance(module[0], nn.Linear)
+
+
+def test_what_a_device_is_not_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    assert can_quantise("float", cuda)
+    assert not can_quantise("int8", cuda)
+    assert not can_quantise("int4", cuda)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert not can_quantise("int8", CPU)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
+    assert not can_quantise("int4", CPU)
+
+
+def test_dense_of_4_bits_is_packed_where_others_are() -> None:
+    if not can_quantise("int4", CPU):
+        pytest.skip("no AVX512")
+    assert isinstance(Int4(linear().weight, None).many, Dense)
