@@ -244,6 +244,7 @@ class Server:
         watch_disk(metrics, settings.data_dir)
         say("loading PyTorch")
         with kept_for_good():
+            from condensery.runtime.device import release_memory
             from condensery.runtime.gpu_metrics import watch_gpus
             from condensery.runtime.registry import load_models
 
@@ -275,6 +276,7 @@ class Server:
         await resume_rebuilds(services)
         log_outdated_prompts(services)
         samples = bool(registry.models("encoder")) and await self._make_samples()
+        await asyncio.to_thread(release_memory)  # what reading models and trying them needed
         await self._start_servers(listener)
         services.health.start()
         url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
