@@ -5,11 +5,12 @@ passages that are compressed and then read, against the same passages read as te
 generator alone, with the same weights, prompts (embeddings) and counts of tokens for all: this
 engine serves callers as they come; transformers either one after another, or all that wait as one
 padded batch; and, as what nobody can beat, the questions' products alone at the rate that one
-large product reaches on all cores. Each contender lives in a process of its own and only one works
+large product reaches on all cores. Then this engine with the generator's weights in 8 and in 4
+bits. Each contender lives in a process of its own and only one works
 at a time; rounds are interleaved, in an order that turns. Medians. About eight minutes on two
 cores.
 
-    python benchmarks/generate.py [--rounds 3] [--models random oscar-mini] [--tiny]
+    python benchmarks/generate.py [--rounds 3] [--models random oscar-mini] [--tables bits] [--tiny]
 
 Writes docs/benchmarks/generate.json and generate.md.
 """
@@ -22,12 +23,15 @@ import random
 import statistics
 import tempfile
 from contextlib import ExitStack
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from generate_contenders import (
     BATCHES,
+    INT4,
+    INT8,
     LOOP,
     MEMORY,
     OURS,
@@ -45,6 +49,8 @@ from condensery.networks.accounting import InferenceCosts
 RESULTS = ROOT / "docs" / "benchmarks"
 PAIR = ("compressed", "plain")
 ENGINES = (OURS, LOOP, BATCHES)
+BITS = (OURS, INT8, INT4)
+TABLES = ("pairs", "engines", "bits")
 CONCURRENCY = (1, 8, 32)
 WARM_UP = 2  # questions
 PAGE = """# Generating answers in process
@@ -57,7 +63,7 @@ answer's first token, "whole" to its last, milliseconds. Meanwhile {others}.
 
 The same engine, the same {passages} passages of {passage} tokens, {tokens} tokens out: passages
 are compressed to {memory} vectors each and then read, or read as text. Random: a Llama of
-{generator:.1f} million weights in its layers, and a compressor of {compressor:.1f} million.
+{generator:.1f} million weights in its layers{compressor}.
 
 {pairs}
 
@@ -71,6 +77,14 @@ alone": what all cores would do if they only multiplied the questions' matrices,
 large product ({rate:.0f} GFLOP/s, the best of ten).
 
 {engines}
+
+## Fewer bits a weight
+
+The engine alone, as above, with the generator's weights as they are and rounded. "Same": answers
+that are those of floats, and the share of tokens that are others, by place: once one is, what
+follows may be as well.
+
+{bits}
 
 {versions}. Made on {date} by `{command}`; all rounds are in `generate.json`.
 """
@@ -103,7 +117,7 @@ class Rounds:
 
     def run(self, model: str, concurrency: int, contenders: tuple[str, ...]) -> dict[str, Any]:
         """Run all rounds of one table."""
-        varied = contenders == ENGINES
+        varied = contenders != PAIR
         # Two for each caller: where all ask at once, and once, no batch makes anybody wait.
         count = max(concurrency * (1 + varied), self._args.questions)
         asked = questions(count, self._args.tokens, varied=varied)
@@ -132,11 +146,14 @@ class Rounds:
             for name, cells in rounds.items()
         }
         if varied:
+            wanted = answers[LOOP if LOOP in contenders else OURS]
             for name, row in rows.items():
-                row["same"] = sum(a == b for a, b in zip(answers[name], answers[LOOP], strict=True))
+                row["same"] = sum(a == b for a, b in zip(answers[name], wanted, strict=True))
+                pairs = list(zip(chain(*answers[name]), chain(*wanted), strict=True))
+                row["changed"] = sum(a != b for a, b in pairs) / len(pairs)
         title = f"{model}, concurrency {concurrency}"
         table = {"title": title, "questions": count, "rows": rows, "rounds": rounds}
-        if varied:
+        if contenders == ENGINES:
             cost, prompt = self._costs[model], PASSAGES * MEMORY
             flops = sum(
                 cost.generate(prompt + question.words, question.tokens) for question in asked
@@ -144,6 +161,10 @@ class Rounds:
             table["products_alone"] = self._rate * count / flops
         print(render(table), flush=True)
         return table
+
+
+def changed(row: dict[str, float]) -> str:
+    return f", {100 * row['changed']:.1f} % of tokens" if row["changed"] else ""
 
 
 def render(table: dict[str, Any]) -> str:
@@ -170,9 +191,11 @@ def render(table: dict[str, Any]) -> str:
         f"| {name} | {row['questions_per_second']:.2f} "
         f"| {ours['questions_per_second'] / row['questions_per_second']:.2f} "
         f"| {row['first_ms']:.0f} | {ours['first_ms'] / row['first_ms']:.2f} "
-        f"| {row['whole_ms']:.0f} | {row['same']} of {table['questions']} |"
+        f"| {row['whole_ms']:.0f} | {row['same']} of {table['questions']}{changed(row)} |"
         for name, row in rows.items()
     ]
+    if "products_alone" not in table:
+        return "\n".join(lines)
     most = table["products_alone"]
     share = ours["questions_per_second"] / most
     lines.append(f"| products alone | {most:.2f} | {share:.2f} | | | | |")
@@ -186,6 +209,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32, help="of the longest answers")
     parser.add_argument("--models", nargs="+", default=["random", "oscar-mini"])
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(CONCURRENCY))
+    parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=TABLES)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of transformers' contenders")
@@ -204,20 +228,26 @@ def main() -> int:
         context = multiprocessing.get_context("spawn")
         pipes: dict[str, Connection] = {}
         sizes, costs = (0.0, 0.0), {}
-        for name in ENGINES:
+        for name in dict.fromkeys((*ENGINES, *BITS)):
             pipes[name], theirs = context.Pipe()
             arguments = (name, Path(folder), args.tiny, args.dtype, args.threads, theirs)
             process = context.Process(target=contend, args=arguments, daemon=True)
             process.start()
             stack.callback(process.join, 20)
             stack.callback(pipes[name].send, None)
-            sizes, costs = pipes[name].recv()
+            counted, costs = pipes[name].recv()
+            sizes = max(sizes, counted)
         rate = matmul_rate(torch.device("cpu"), getattr(torch, args.dtype), 3072)
         rounds = Rounds(args, pipes, costs, rate)
-        pairs = [rounds.run(m, c, PAIR) for m in args.models for c in args.concurrency]
-        engines = [
-            rounds.run(m, c, ENGINES) for m in args.models for c in args.concurrency if c > 1
-        ]
+        tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        for name, contenders in zip(TABLES, (PAIR, ENGINES, BITS), strict=True):
+            if name in args.tables:
+                tables[name] = [
+                    rounds.run(model, concurrency, contenders)
+                    for model in args.models
+                    for concurrency in args.concurrency
+                    if contenders != ENGINES or concurrency > 1
+                ]
         about = recording.about()  # while the contenders live, whose time is ours
     report = {
         **about,
@@ -229,22 +259,25 @@ def main() -> int:
         "memory": MEMORY,
         "vectors": PASSAGES * MEMORY,
         "tokens": args.tokens,
-        "compressor": sizes[0],
+        "compressor": sizes[0],  # 0 in bf16: prepacked weights are no parameters
         "generator": sizes[1],
         "rate": rate / 1e9,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps({**report, "pairs": pairs, "engines": engines}, indent=1)
+    whole = json.dumps({**report, **tables}, indent=1)
     (args.out / "generate.json").write_text(whole + "\n")
-    tables = {"pairs": pairs, "engines": engines}
     about = {
         "machine": tell_machine(report),
         "others": tell_others(report),
         "versions": tell_versions(report),
     }
+    if sizes[0]:
+        about["compressor"] = f", and a compressor of {sizes[0]:.1f} million"
+    else:
+        about["compressor"] = ""
     page = PAGE.format(
         **(report | about),
-        **{key: "\n\n".join(map(render, rows_of)) for key, rows_of in tables.items()},
+        **{key: "\n\n".join(map(render, rows)) or "Not run." for key, rows in tables.items()},
     )
     (args.out / "generate.md").write_text(page)
     return 0

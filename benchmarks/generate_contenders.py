@@ -11,6 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS, LOOP, BATCHES = "condensery", "transformers, one by one", "transformers, padded batches"
+INT8, INT4 = "condensery, int8", "condensery, int4"
+WEIGHTS = {OURS: "float", INT8: "int8", INT4: "int4"}
 PASSAGES, MEMORY, PASSAGE_TOKENS = 10, 8, 128
 
 
@@ -55,14 +57,15 @@ class Model:
     specials: bool  # whether the compressor's texts have [CLS] and [SEP]
 
 
-def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
-    """Make the random pair, and load ``oscar-mini``."""
+def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model]:
+    """Make the random pair, and load ``oscar-mini``, the generators' weights as named."""
     import torch
     from random_pairs import config_of, random_compressor, random_generator
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from condensery.networks.accounting import CausalPairCost, DecoderShape
     from condensery.networks.oscar_loading import cost_of
+    from condensery.networks.quantised import quantise_linears
     from condensery.runtime.oscar_pair import load_bert_pair, runnable_bert_pair
     from condensery.store.store import ModelStore
 
@@ -74,6 +77,7 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
         small = DecoderShape(32, 2, 2, 2, 16, 64, 500)
         large = DecoderShape(64, 4, 4, 4, 16, 128, 500, tied=True)
     ours, theirs = (random_generator(config_of(large), cpu, kind) for _ in range(2))
+    quantise_linears(ours, weights)
     compressor = random_compressor(config_of(small), large.hidden_size, cpu, kind, mapping=512)
     shapes = (replace(shape, trimmed=True) for shape in (small, large))
     cost = CausalPairCost.of(*shapes, memory_tokens=MEMORY, mapping_size=512)
@@ -93,7 +97,9 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
         head.weight.copy_(plain.output_scale * words @ plain.output.weight)
         head.bias.copy_(plain.output_bias)
     model.lm_head = head
-    pair = runnable_bert_pair(load_bert_pair(stored, base, device=cpu, dtype=kind), stored.path)
+    pair = runnable_bert_pair(
+        load_bert_pair(stored, base, device=cpu, dtype=kind, weights=weights), stored.path
+    )
     by_name["oscar-mini"] = Model(
         *(cost_of(whole), pair.compressor, pair.generator, model.to(kind), True)
     )
@@ -115,17 +121,17 @@ def contend(name: str, store: Path, tiny: bool, dtype: str, threads: int, pipe: 
 
     from condensery.runtime.device import prepare_process
 
-    if name == OURS:
+    if name in WEIGHTS:
         prepare_process()
     else:
         torch.set_num_threads(threads)
-    by_name = models(store, tiny, dtype)
-    counted = sizes(by_name) if dtype == "float32" or name != OURS else (0.0, 0.0)
+    by_name = models(store, tiny, dtype, WEIGHTS.get(name, "float"))
+    counted = sizes(by_name) if name not in WEIGHTS else (0.0, 0.0)
     pipe.send((counted, {model: entry.cost for model, entry in by_name.items()}))
     serving: dict[str, Any] = {}
     while (task := pipe.recv()) is not None:
         model = by_name[task.model]
-        if name == OURS:
+        if name in WEIGHTS:
             run = asyncio.run(serve(model, task, serving))
         else:
             run = generate(model.theirs, task, batched=name == BATCHES)
