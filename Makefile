@@ -124,6 +124,7 @@ bench: $(VENV)/.bench ## Measure encoding, the service and generating against th
 	$(BIN)/python benchmarks/encode.py $(ARGS)
 	$(BIN)/python benchmarks/service.py $(ARGS)
 	$(BIN)/python benchmarks/generate.py $(ARGS)
+	$(BIN)/python benchmarks/plots.py
 
 image: ## Build the container image
 	docker build --build-arg TORCH_VERSION=$(TORCH) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag condensery .

@@ -13,13 +13,14 @@ figures.json. Exits with 1 if a reply was wrong or missing, a bound of the profi
 
 import argparse
 import contextlib
+import csv
 import statistics
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -91,6 +92,35 @@ def tell_memory(samples: list[int], seconds: float) -> dict[str, float]:
     }
 
 
+def by_minute(history: Path, mib: Sequence[float]) -> list[dict[str, float]]:
+    """Return how a load went, a row a minute: requests a second, percentiles (ms), memory (MiB).
+
+    Args:
+        history: What locust wrote, a row a second of all requests; percentiles are of all so
+            far.
+        mib: The server's memory, every ``SAMPLE_SECONDS``; empty where it is not ours.
+    """
+    with history.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["Name"] == "Aggregated"]
+    each = int(60 / SAMPLE_SECONDS)
+    minutes = []
+    for minute, row in enumerate(rows[59::60], start=1):
+        figures = {
+            "minute": minute,
+            "requests_per_second": float(row["Requests/s"]),
+            **{f"p{part}_ms": _number(row[f"{part}%"]) for part in (50, 95, 99)},
+            "failed": float(row["Total Failure Count"]),
+        }
+        if len(mib) >= minute * each:
+            figures["mib"] = round(mib[minute * each - 1], 1)
+        minutes.append(figures)
+    return minutes
+
+
+def _number(text: str) -> float:
+    return 0.0 if text == "N/A" else float(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="smoke")
@@ -130,6 +160,8 @@ def main() -> int:
         with watching(server, samples):
             status = subprocess.run(command, check=False).returncode
     figures: dict[str, object] = {"profile": args.profile, "status": status}
+    history = args.out / "load_stats_history.csv"
+    figures["minutes"] = by_minute(history, [sample / MIB for sample in samples])
     if samples:
         memory = tell_memory(samples, profile.seconds)
         figures["memory"] = memory

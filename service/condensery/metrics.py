@@ -245,7 +245,7 @@ class Metrics:
     )
     step_tokens: Histogram = _histogram(
         "condensery_step_tokens",
-        "Positions in one step of a generator: a token a sequence, and pieces of prompts.",
+        "Positions in one step of a generator: tokens of answers, and pieces of prompts.",
         "model",
         buckets=TOKEN_BUCKETS,
     )

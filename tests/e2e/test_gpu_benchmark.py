@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = ("oscar_gpu.py", "effir_gpu.py", "shrp_service.py", "llm2comp_gpu.py")
+SCRIPTS = (
+    *("oscar_gpu.py", "effir_gpu.py", "shrp_service.py", "llm2comp_gpu.py"),
+    "encoders_gpu.py",
+)
 # What a machine with a GPU may not have.
 ABSENT = ("fastapi", "pydantic", "faiss", "grpc", "prometheus_client", "uvicorn")
 RUN = """
@@ -103,3 +106,25 @@ def test_it_trains_every_stage_of_memory_encoders(tmp_path: Path) -> None:
     assert [row["stage"] for row in stages] == ["pretext", "unsupervised", "supervised"]
     assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 0 for row in stages)
     assert "| supervised | 4 |" in (tmp_path / "llm2comp_gpu.md").read_text()
+
+
+@pytest.mark.slow
+def test_encoders_are_measured_alone_and_in_processes(tmp_path: Path) -> None:
+    result = run(
+        *("--tiny", "--rounds", "1", "--texts", "40", "--seconds", "0.3", "--processes", "2"),
+        *("--engines", "MiniLM-L6", "--out", str(tmp_path)),
+        scripts=("encoders_gpu.py",),
+        name="__main__",
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "encoders_gpu.json").read_text())
+    sizes = ("MiniLM-L6", "BERT-base", "Mistral-7B")
+    rows = [(row["model"], row["kind"]) for row in report["forward"]]
+    assert rows == [(name, kind) for name in sizes for kind in ("passages", "queries")]
+    assert all(row["flops"] > 0 and min(row["seconds"]) > 0 for row in report["forward"])
+    engine = {(row["kind"], row["callers"], row["processes"]) for row in report["engine"]}
+    assert {("queries", 512, 1), ("queries", 512, 2), ("queries", 1, 1)} <= engine
+    assert all(row["texts_per_second"] > 0 for row in report["engine"])
+    page = (tmp_path / "encoders_gpu.md").read_text()
+    assert "| BERT-base | passages |" in page
+    assert "10,000 sequences/s" in page

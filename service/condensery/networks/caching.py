@@ -84,6 +84,31 @@ class Cache:
         """Bring an array to the cache's device."""
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
+    def copy(self, places: CachePositions) -> Tensor:
+        """Return what these positions hold, (layers, 2, positions, heads, size)."""
+        return self._memory[:, :, self.tensor(places)]
+
+    def put(self, places: CachePositions, rows: Tensor) -> None:
+        """Write to positions what ``copy`` gave."""
+        self._memory.index_copy_(2, self.tensor(places), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Keys and values of tokens that prompts begin with, so that each need not read them again.
+
+    Attributes:
+        ids: The tokens'.
+        rows: As ``Cache.copy`` gives them, at positions from 0 on.
+    """
+
+    ids: tuple[int, ...]
+    rows: Tensor
+
+    def begins(self, part: Sequence[int] | Tensor) -> bool:
+        """Tell whether a prompt's first part begins with the tokens."""
+        return not isinstance(part, Tensor) and tuple(part[: len(self.ids)]) == self.ids
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -9,6 +9,7 @@ hash of the source and the flags, so that what was built of another version is n
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -32,14 +33,15 @@ MOST_SIZE = 512  # of a head, as in the source
 
 def library() -> Path:
     """Return where the kernels are, once they are built."""
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()
+    machine = f"{sys.platform} {platform.machine()} {' '.join(FLAGS)}"
+    digest = hashlib.sha256(SOURCE.read_bytes() + machine.encode()).hexdigest()
     return SOURCE.with_name(f"native-{digest[:12]}.so")
 
 
 def build() -> str:
     """Build the kernels if they are not there; returns what became of it, one line."""
     target = library()
-    if target.exists():
+    if _loads(target):
         return f"{target.name} is there"
     compiler = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
@@ -48,7 +50,12 @@ def build() -> str:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as folder:
             made = Path(folder, target.name)
             command = [*compiler.split(), *FLAGS, "-shared", "-fPIC", "-o", str(made), str(SOURCE)]
-            done = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
+            for more in ([], ["-DONE_KIND"]):  # gcc before 12 knows no levels of x86-64
+                done = subprocess.run(
+                    [*command, *more, "-lm"], capture_output=True, text=True, check=False
+                )
+                if not done.returncode:
+                    break
             if done.returncode:
                 return f"{compiler} failed, so no kernels were built: {done.stderr.strip()[:500]}"
             for old in target.parent.glob("native-*.so"):
@@ -57,6 +64,14 @@ def build() -> str:
     except OSError as error:
         return f"no kernels were built: {error}"
     return f"{target.name} was built by {compiler}"
+
+
+def _loads(path: Path) -> bool:
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:
+        return False
+    return True
 
 
 class Kernels:
@@ -115,7 +130,8 @@ def round_rows(rows: "Tensor") -> tuple["Tensor", "Tensor"]:
 
     count, width = rows.shape
     rows = rows.contiguous()
-    codes, sizes = torch.empty(rows.shape, dtype=torch.uint8), torch.empty(count, 1)
+    codes = torch.empty(rows.shape, dtype=torch.uint8)
+    sizes = torch.empty(count, 1, dtype=torch.float32)
     loaded = kernels()
     assert loaded is not None
     half = rows.dtype == torch.bfloat16

@@ -113,4 +113,5 @@ class Generator(nn.Module):
 
     def quantise(self, product: Product) -> None:
         """Hold the word table once more, in fewer bits, to score by; it can only infer then."""
-        self._head = product(self.words, self.output_bias)
+        if product.takes(self.words):
+            self._head = product(self.words, self.output_bias)

@@ -9,7 +9,6 @@ Source of rounding groups of weights: Dettmers and Zettlemoyer, arXiv:2212.09720
 inputs row by row: Yao et al., arXiv:2206.01861, section 3.2.
 """
 
-from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +18,6 @@ from condensery.networks import native
 from condensery.networks.linear import Dense
 
 Weights = Literal["float", "int8", "int4"]
-Product = Callable[[Tensor, Tensor | None], nn.Module]
 
 # Of smaller matrices, reading less gains less than rounding inputs costs, and of bf16 there is less
 # to gain.
@@ -45,12 +43,24 @@ def can_quantise(weights: Weights, device: torch.device) -> bool:
     return torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
 
 
+class Product(Protocol):
+    """A kind of product with fewer bits a weight: ``Int8`` or ``Int4``."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """Make it of a matrix (out, in), and a bias (out,)."""
+        ...
+
+    def takes(self, weight: Tensor) -> bool:
+        """Tell whether a matrix gains by it, and can be held so."""
+        ...
+
+
 @runtime_checkable
 class Quantising(Protocol):
     """A module that multiplies by a matrix which is no linear layer of its own."""
 
     def quantise(self, product: Product) -> None:
-        """Hold it as ``product(weight, bias)``."""
+        """Hold it as ``product(weight, bias)``, if it takes it."""
         ...
 
 
@@ -68,7 +78,7 @@ def quantise_linears(module: nn.Module, weights: Weights) -> int:
     """
     if weights == "float":
         return 0
-    product: type[Int8] | type[Int4] = Int8 if weights == "int8" else Int4
+    product: Product = Int8 if weights == "int8" else Int4
     replaced = 0
     for parent in list(module.modules()):
         if isinstance(parent, Quantising):

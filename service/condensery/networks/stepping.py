@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from condensery.errors import CorruptModel
 from condensery.networks.cached_attention import CACHED
-from condensery.networks.caching import Cache, Span, Step
+from condensery.networks.caching import Cache, Prefix, Span, Step
 from condensery.networks.decoding import AGREEMENT, Decoder
 from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
@@ -90,6 +90,13 @@ class Stepper:
     def decoder(self, cache: Cache, rows: int) -> Decoder:
         """Make what runs single tokens of up to so many sequences in fixed shapes."""
         return Decoder(self, cache, rows)
+
+    @torch.inference_mode()
+    def prefix(self, ids: Sequence[int]) -> Prefix:
+        """Read tokens that prompts begin with, once for all of them."""
+        cache, places = self.cache(len(ids)), np.arange(len(ids))
+        self.run(self.embed([ids]), Step(cache, [Span(places, 0, len(ids))]))
+        return Prefix(tuple(ids), cache.copy(places))
 
     def embed(self, parts: Sequence[Sequence[int] | Tensor]) -> Tensor:
         """Return a prompt's embeddings, (positions, hidden)."""

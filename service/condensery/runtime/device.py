@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from condensery.errors import SettingError
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.quantised import Weights, can_quantise
 from condensery.runtime.workers import set_thread_count
 
@@ -85,15 +86,20 @@ def choose_common_dtype(
 
 
 def choose_weights(
-    device: torch.device, setting: WeightsSetting | str, quality: Mapping[str, Any]
+    device: torch.device,
+    dtype: torch.dtype,
+    setting: WeightsSetting | str,
+    quality: Mapping[str, Any],
 ) -> Weights:
     """Return what a generator's weights are held as on ``device``.
 
     "auto" is 8 bits where the device is for them and the model's report says that they cost less
-    than ``MOST_EM_LOST``, else floats. 4 bits are for who asks for them: they are faster for one or
+    than ``MOST_EM_LOST``, measured in this dtype, or in fp32, where more matrices are rounded than
+    in bf16; else floats. 4 bits are for who asks for them: they are faster for one or
     two callers, and slower than 8 for many.
 
     Args:
+        dtype: What floats are computed in there.
         quality: Of the model's manifest; ``generator_weights`` holds what ``condensery eval
             weights`` measured.
 
@@ -101,10 +107,7 @@ def choose_weights(
         SettingError: The setting is none of the four, or this device is not for such weights.
     """
     if setting == "auto":
-        measured = quality.get("generator_weights")
-        row = measured.get("int8") if isinstance(measured, Mapping) else None
-        lost = row.get("em_lost") if isinstance(row, Mapping) else None
-        cheap = isinstance(lost, int | float) and lost < MOST_EM_LOST
+        cheap = _is_cheap(quality.get("generator_weights"), dtype)
         return "int8" if cheap and can_quantise("int8", device) else "float"
     if setting not in WEIGHTS:
         raise SettingError(
@@ -113,7 +116,7 @@ def choose_weights(
             value=setting,
         )
     if not can_quantise(setting, device):
-        needed = "VNNI or AMX" if setting == "int8" else "AVX512"
+        needed = "AVX512-VNNI or AMX" if setting == "int8" else "AVX512"
         raise SettingError(
             f"generator_weights={setting!r} is for a CPU with {needed}, and generators run on "
             f"{device} here",
@@ -121,6 +124,17 @@ def choose_weights(
             value=setting,
         )
     return setting
+
+
+def _is_cheap(measured: object, dtype: torch.dtype) -> bool:
+    """Tell whether a manifest says that 8 bits cost little of what would be rounded."""
+    if not isinstance(measured, Mapping):
+        return False
+    if measured.get("dtype") not in (dtype_name(dtype), dtype_name(torch.float32)):
+        return False
+    row = measured.get("int8")
+    lost = row.get("em_lost") if isinstance(row, Mapping) else None
+    return isinstance(lost, int | float) and lost < MOST_EM_LOST
 
 
 def tune_allocator() -> bool:

@@ -6,7 +6,7 @@ graphs once the first free worker has prepared them.
 
 import logging
 import time
-from collections import deque
+from collections import abc, deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -145,6 +145,7 @@ class Engine:
     Args:
         limits: Of the queue, and of steps in which nobody waits for a token.
         cache: What may run at the same time; by default what suits the device.
+        prefix: Ids of tokens that prompts begin with: they are read here, and never again.
         fixed: Whether steps of single tokens run in fixed shapes, on CUDA as captured graphs; by
             default on CUDA only, since elsewhere padding costs and there is nothing to gain.
     """
@@ -157,11 +158,13 @@ class Engine:
         model: str,
         limits: BatchLimits | None = None,
         cache: KVCacheConfig | None = None,
+        prefix: abc.Sequence[int] = (),
         fixed: bool | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
         self._metrics: Metrics = metrics or NO_METRICS
         self._stepper = stepper
+        self._prefix = stepper.prefix(prefix) if prefix else None
         self._workers = workers
         self._model = model
         self._limits = limits or default_limits(workers.device)
@@ -311,7 +314,7 @@ class Engine:
         threads = self._thread_scaler.threads(most, tokens, prompt)
         seconds = self._step_times.upper_estimate(tokens, prompt)
         return WorkItem(
-            run=lambda: self._run(chunks, prompt, threads),
+            run=lambda: self._run(chunks, threads),
             fail=lambda reason: self._abandon(chunks, reason),
             long=prompt > SHORT_TOKENS or seconds > LONG_SECONDS,
             seconds=seconds,
@@ -351,7 +354,7 @@ class Engine:
         sequence.positions = block_positions(sequence.blocks)
         self._ready.append(sequence)
 
-    def _run(self, chunks: list[ScheduledChunk], prompt: int, threads: int) -> None:
+    def _run(self, chunks: list[ScheduledChunk], threads: int) -> None:
         """Run a step in a worker's thread, and send its outcomes to the callers."""
         started = time.perf_counter()
         outcomes: list[StepOutcome] = []
@@ -362,7 +365,10 @@ class Engine:
             threads = min(threads, torch.get_num_threads())  # or it did not get them
             with self._workers.changed:
                 if not _is_background(chunks):
-                    self._thread_scaler.record(threads, _count_token_rows(chunks), prompt, seconds)
+                    tokens = _count_token_rows(chunks)
+                    # Less than was planned, where a prompt begins as others do.
+                    prompt = sum(chunk.count for chunk in chunks) - tokens
+                    self._thread_scaler.record(threads, tokens, prompt, seconds)
                 self._finish_step(chunks, outcomes)
 
     def _finish_step(self, chunks: list[ScheduledChunk], outcomes: list[StepOutcome]) -> None:
@@ -379,11 +385,11 @@ class Engine:
                 continue
             sequence.note_step(chunk.count, len(chunks))
             its = chunk.apply(outcome)
-            for event in its:
-                events.append((sequence, event))
-                seconds = sequence.seconds_since_last()
-                if seconds is not None and not sequence.background:
-                    self._counts.inter_token_seconds.observe(seconds)
+            events += [(sequence, event) for event in its]
+            # Of several that come at once, the first is waited for.
+            seconds = sequence.seconds_since_last() if its else None
+            if seconds is not None and not sequence.background:
+                self._counts.inter_token_seconds.observe(seconds)
             if its and (isinstance(its[-1], CondenseryError) or its[-1].finish):
                 self._end(sequence)
             else:
@@ -429,7 +435,9 @@ class Engine:
     def _outcomes(self, chunks: list[ScheduledChunk]) -> list[StepOutcome]:
         decoder = None if self._fixed is None else self._fixed.decoder
         return run_in_halves(
-            lambda part: run_step(self._stepper, self._cache, part, self._model, decoder),
+            lambda part: run_step(
+                self._stepper, self._cache, part, self._model, decoder, self._prefix
+            ),
             chunks,
             model=self._model,
             metrics=self._metrics,

@@ -203,6 +203,7 @@ class Generator:
         detokenizer: Makes one answer's text of its tokens.
         stop_ids: Tokens that end an answer.
         name: Text of one token, for reports of log-probabilities.
+        prefix: Ids of tokens that prompts begin with.
         cache: What may run at the same time; by default what suits, within ``generator_limits``.
         generator_limits: What the operator allows the generator to hold.
 
@@ -220,6 +221,7 @@ class Generator:
         *,
         model: str,
         name: Callable[[int], str] = str,
+        prefix: abc.Sequence[int] = (),
         limits: BatchLimits | None = None,
         cache: KVCacheConfig | None = None,
         generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
@@ -234,7 +236,12 @@ class Generator:
         self._longest = stepper.longest
         self._cache_positions = cache.positions // BLOCK * BLOCK
         self._engine = Engine(
-            stepper, workers, model=model, limits=limits, cache=cache, metrics=metrics
+            *(stepper, workers),
+            model=model,
+            limits=limits,
+            cache=cache,
+            prefix=prefix,
+            metrics=metrics,
         )
 
     def free_positions(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:
@@ -283,9 +290,11 @@ class Generator:
             GenerationRequest(parts, max_tokens, self._stop_ids, sampling, quotes)
         )
         finish: FinishReason | None = None
+        shown = 0
         try:
             while True:
                 event = await _next_event(sequence, call)
+                shown = event.count
                 token = self._show(event, detokenizer, stops, sequence.waited)
                 finish = token.finish
                 if finish is not None:  # by a stop string, perhaps: the engine knows of none
@@ -301,7 +310,7 @@ class Generator:
             raise
         finally:
             self._engine.leave(sequence)
-            sequence.end_trace(self._model, finish)
+            sequence.end_trace(self._model, finish, shown)
 
     def _show(
         self,

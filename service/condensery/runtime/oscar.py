@@ -238,6 +238,7 @@ class OscarModel:
             generators or workers,
             model=name,
             name=pair.token,
+            prefix=pair.prefix,
             limits=limits((generators or workers).device),
             generator_limits=generator_limits,
             metrics=metrics,
@@ -274,7 +275,7 @@ class OscarModel:
         """
         manifest = stored.manifest
         devices = {"compressor": workers.device, "generator": (generators or workers).device}
-        weights = choose_weights(devices["generator"], generator_weights, manifest.quality)
+        weights = choose_weights(devices["generator"], dtype, generator_weights, manifest.quality)
         pair = open_pair(stored, base, dtype=dtype, weights=weights, **devices)
         info = pair_info(
             pair,

@@ -80,6 +80,7 @@ class RunnablePair:
         detokenizer: Makes one answer's text of its tokens.
         token: Text of one token.
         devices: Of the compressor, and of the generator.
+        prefix: Ids of the tokens that each prompt of memory vectors begins with.
     """
 
     texts: PairTexts
@@ -91,6 +92,7 @@ class RunnablePair:
     detokenizer: Callable[[], IncrementalDetokenizer]
     token: Callable[[int], str]
     devices: tuple[torch.device, torch.device]
+    prefix: tuple[int, ...] = ()
 
 
 def open_pair(
@@ -174,7 +176,17 @@ def runnable_causal_pair(pair: CausalPair, texts: PairTexts) -> RunnablePair:
         detokenizer=lambda: DecodingDetokenizer(texts.decode),
         token=_token_decoder(texts),
         devices=(pair.compressor.slots.weight.device, pair.generator.device),
+        prefix=_common_beginning(texts),
     )
+
+
+def _common_beginning(texts: PairTexts) -> tuple[int, ...]:
+    """Return the tokens before the first memory vector, which are the same in each prompt."""
+    memory = torch.zeros(1, 1)
+    (first, *_), (other, *_) = (texts.prompt(question, [memory]) for question in ("a", "to be"))
+    if isinstance(first, Tensor) or isinstance(other, Tensor) or list(first) != list(other):
+        return ()
+    return tuple(first)
 
 
 def _token_decoder(texts: PairTexts) -> Callable[[int], str]:

@@ -355,7 +355,7 @@ async def load_models(
         )
     ]
     dtype = choose_common_dtype([device, *halves], settings.dtype)
-    choose_weights(halves[1], settings.generator_weights, {})  # refuses, before models are read
+    choose_weights(halves[1], dtype, settings.generator_weights, {})  # refuses, before any is read
     places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
     say(f"loading models on {places} in {dtype_name(dtype)}")
     if halves[1].type == "cpu" and native.kernels() is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from condensery.errors import CondenseryError, InputError, ModelFault
-from condensery.networks.caching import Cache, CachePositions, Span, Step
+from condensery.networks.caching import Cache, CachePositions, Prefix, Span, Step
 from condensery.networks.decoding import Decoder
 from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.quoting import END, Places, Quotes
@@ -220,8 +220,11 @@ class Sequence:
             numbers = {"condensery.positions": positions, "condensery.batch.sequences": sequences}
             self.steps.append((time.perf_counter(), "step", numbers))
 
-    def end_trace(self, model: str, finish: FinishReason | None) -> None:
-        """Note the whole generation as a stage of its request, its steps as events of it."""
+    def end_trace(self, model: str, finish: FinishReason | None, tokens: int) -> None:
+        """Note the whole generation, of so many tokens that were shown, as a stage of its request.
+
+        Its steps are events of it.
+        """
         trace, sampling = self.queued.call.trace, self.request.sampling
         if trace is None or not self.steps:
             return
@@ -233,7 +236,7 @@ class Sequence:
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.usage.input_tokens": self.size,
-            "gen_ai.usage.output_tokens": self.count,
+            "gen_ai.usage.output_tokens": tokens,
         }
         if finish is not None:
             fields["gen_ai.response.finish_reasons"] = [finish]
@@ -274,19 +277,25 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class ScheduledChunk:
-    """A sequence's part in one step: ``count`` positions from ``start``.
-
-    ``draw`` is drawn once, so that a step that is tried again chooses the same.
-    """
+    """A sequence's part in one step: ``count`` positions from ``start``."""
 
     sequence: Sequence
     count: int
     start: int = field(init=False)
-    draw: float = field(init=False)
+    _draw: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.start = self.sequence.done
-        self.draw = self.sequence.rng.random()
+
+    @property
+    def draw(self) -> float:
+        """The random number that chooses its token, the same however often a step is tried.
+
+        Only what chooses draws: in how many pieces a prompt is read hangs on what else runs.
+        """
+        if self._draw is None:
+            self._draw = self.sequence.rng.random()
+        return self._draw
 
     @property
     def span(self) -> Span:
@@ -307,7 +316,7 @@ class ScheduledChunk:
         if isinstance(outcome, CondenseryError):
             return [outcome]
         sequence = self.sequence
-        sequence.done += self.count
+        sequence.done = self.start + self.count
         if outcome is None:
             return []
         sequence.embeds = None
@@ -349,10 +358,12 @@ def run_step(
     chunks: abc.Sequence[ScheduledChunk],
     model: str,
     decoder: Decoder | None = None,
+    prefix: Prefix | None = None,
 ) -> list[StepOutcome]:
     """Run a step; returns an outcome for each chunk, in order.
 
     Args:
+        prefix: What prompts begin with, if it was read ahead.
         decoder: Runs a step of single tokens, if there is one.
 
     Raises:
@@ -362,6 +373,8 @@ def run_step(
     going: list[int] = []
     for place, chunk in enumerate(chunks):
         outcomes[place] = _prepare(stepper, chunk, model)
+        if outcomes[place] is None and prefix is not None:
+            _begin_after(prefix, cache, chunk)
         if outcomes[place] is None:
             going.append(place)
     if not going:
@@ -476,6 +489,19 @@ def _prepare(stepper: Stepper, chunk: ScheduledChunk, model: str) -> CondenseryE
     sequence.size = size
     chunk.count = min(chunk.count, size)
     return None
+
+
+def _begin_after(prefix: Prefix, cache: Cache, chunk: ScheduledChunk) -> None:
+    """Begin a prompt behind what it has in common with others; again, where a step is tried again.
+
+    A prompt that is no longer than that is read whole: its last row chooses.
+    """
+    sequence, count = chunk.sequence, len(prefix.ids)
+    if sequence.done or sequence.size <= count or not prefix.begins(sequence.request.parts[0]):
+        return
+    cache.put(sequence.positions[:count], prefix.rows)
+    chunk.start = count
+    chunk.count = min(chunk.count, sequence.size - count)
 
 
 def _rows(stepper: Stepper, chunks: abc.Sequence[ScheduledChunk]) -> Tensor:

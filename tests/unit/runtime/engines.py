@@ -45,6 +45,7 @@ class Served:
         cache: KVCacheConfig | None = None,
         limits: BatchLimits | None = None,
         fixed: bool = False,
+        prefix: tuple[int, ...] = (),
     ) -> None:
         self.workers = Workers(workers)
         self.metrics = Metrics()
@@ -55,6 +56,7 @@ class Served:
             limits=limits,
             cache=cache or KVCacheConfig(64, 4096, 256),
             fixed=fixed,
+            prefix=prefix,
             metrics=self.metrics,
         )
 

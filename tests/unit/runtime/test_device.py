@@ -48,17 +48,24 @@ def test_devices_that_share_a_model_compute_in_what_suits_all_of_them(
     assert choose_common_dtype([cuda, cpu], "bfloat16") == torch.bfloat16
 
 
-MEASURED = {"generator_weights": {"int8": {"em": 70.1, "em_lost": 0.4}}}
+HALF, WHOLE = torch.bfloat16, torch.float32
+MEASURED = {"generator_weights": {"dtype": "bfloat16", "int8": {"em": 70.1, "em_lost": 0.4}}}
+
+
+def lost(em: object, bits: str = "int8", dtype: str = "bfloat16") -> dict[str, object]:
+    return {"generator_weights": {"dtype": dtype, bits: {"em_lost": em}}}
 
 
 @pytest.mark.parametrize(
     ("quality", "wanted"),
     [
         (MEASURED, "int8"),
-        ({"generator_weights": {"int8": {"em_lost": -0.1}}}, "int8"),
-        ({"generator_weights": {"int8": {"em_lost": 0.5}}}, "float"),
-        ({"generator_weights": {"int4": {"em_lost": 0.0}}}, "float"),
-        ({"generator_weights": {"int8": {"em_lost": "little"}}}, "float"),
+        (lost(-0.1), "int8"),
+        (lost(0.5), "float"),
+        (lost(0.0, "int4"), "float"),
+        (lost("little"), "float"),
+        (lost(0.1, dtype="float32"), "int8"),
+        (lost(0.1, dtype=""), "float"),
         ({"generator_weights": "int8"}, "float"),
         ({}, "float"),
     ],
@@ -68,11 +75,20 @@ def test_weights_are_rounded_by_themselves_only_where_a_report_says_it_costs_lit
 ) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    assert choose_weights(cpu, "auto", quality) == wanted
-    assert choose_weights(torch.device("cuda"), "auto", quality) == "float"
+    assert choose_weights(cpu, HALF, "auto", quality) == wanted
+    assert choose_weights(torch.device("cuda"), HALF, "auto", quality) == "float"
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert choose_weights(cpu, "auto", quality) == "float"
+    assert choose_weights(cpu, HALF, "auto", quality) == "float"
+
+
+def test_what_was_measured_in_bf16_says_nothing_of_fp32_where_more_is_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    assert choose_weights(cpu, WHOLE, "auto", MEASURED) == "float"
+    assert choose_weights(cpu, WHOLE, "auto", lost(0.1, dtype="float32")) == "int8"
 
 
 def test_weights_that_a_device_is_not_for_are_refused_by_name(
@@ -84,11 +100,11 @@ def test_weights_that_a_device_is_not_for_are_refused_by_name(
     for setting, needed in (("int8", "VNNI or AMX"), ("int4", "AVX512")):
         for device in (cpu, torch.device("cuda")):
             with pytest.raises(SettingError, match=needed) as caught:
-                choose_weights(device, setting, MEASURED)
+                choose_weights(device, HALF, setting, MEASURED)
             assert caught.value.field == "generator_weights"
     with pytest.raises(SettingError, match="'int2' is none of auto, float, int8, int4"):
-        choose_weights(cpu, "int2", {})
-    assert choose_weights(cpu, "float", MEASURED) == "float"
+        choose_weights(cpu, HALF, "int2", {})
+    assert choose_weights(cpu, HALF, "float", MEASURED) == "float"
 
 
 def test_a_device_that_is_not_there_is_told_by_the_setting_that_names_it() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.unit.runtime.engines import (
     Served,
     prompt_of,
 )
-from tiny_generators import KINDS, Reference
+from tiny_generators import KINDS, VOCABULARY, Reference
 from torch import Tensor
 
 from condensery.errors import (
@@ -30,7 +31,7 @@ from condensery.networks.decoding import Decoder
 from condensery.networks.stepping import Stepper
 from condensery.question import GREEDY, Sampling
 from condensery.request_context import RequestContext, serving_request
-from condensery.runtime.queue import BatchLimits
+from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.scheduler import KVCacheConfig, default_kv_cache_config
 from condensery.runtime.sequence import GenerationRequest
 
@@ -361,6 +362,67 @@ async def test_a_seed_gives_the_same_answer_whatever_else_runs(served: Served) -
     assert alone != ANSWER(prompt_of(0), 12)
     other = await served.answer(prompt_of(0), 12, sampling=Sampling(1.5, 0.95, seed=12))
     assert other != alone
+
+
+async def test_a_seed_gives_the_same_answer_in_however_many_pieces_a_prompt_is_read() -> None:
+    warm, prompt = Sampling(temperature=1.5, top_p=0.95, seed=11), prompt_of(0, 200)
+    answers = []
+    for batch_tokens in (2048, 60):
+        limits = replace(default_limits(torch.device("cpu")), batch_tokens=batch_tokens)
+        served = Served(limits=limits)
+        try:
+            answers.append(await served.answer(prompt, 12, sampling=warm))
+            pieces = served.sample("step_tokens_count", model="m") - 11
+        finally:
+            served.close()
+        assert (pieces > 1) == (batch_tokens == 60)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_prompts_begin_with_is_read_once_and_changes_no_answer(kind: str) -> None:
+    prefix = prompt_of(77, 20)
+    served = Served(STEPPERS[kind], prefix=tuple(prefix))
+    prompts = [
+        *([*prefix, *prompt_of(i, 3 + 40 * i)] for i in range(3)),
+        prefix,  # no more than that
+        [*prefix[:-1], (prefix[-1] + 1) % VOCABULARY, 5],  # another beginning
+        prompt_of(8, 7),
+    ]
+    rows: list[int] = []
+    try:
+        with served.before_each_step(lambda embeds: rows.append(len(embeds))):
+            answers = await asyncio.gather(*(served.answer(prompt, 6) for prompt in prompts))
+        assert answers == [REFERENCES[kind](prompt, 6) for prompt in prompts]
+        read = sum(rows) - len(prompts) * 5
+        assert read == sum(map(len, prompts)) - 3 * len(prefix)
+    finally:
+        served.close()
+
+
+async def test_a_step_that_fails_is_tried_again_behind_what_prompts_begin_with() -> None:
+    prefix = prompt_of(77, 20)
+    served = Served(prefix=tuple(prefix))
+    failures = iter((True, False, False))
+
+    def once(_: Tensor) -> None:
+        if next(failures, False):
+            raise RuntimeError("a passing fault")
+
+    prompts = [[*prefix, *prompt_of(i, 9)] for i in range(2)]
+    gate = Gate()
+    try:
+        with served.before_each_step(gate):
+            first = served.begin(prompt_of(9, 4), 3)  # holds the worker, so that both share a step
+            await gate.wait()
+            both = [served.begin(prompt, 5) for prompt in prompts]
+            with served.before_each_step(once):
+                gate.opened.set()
+                answers = [await served.rest(one) for one in both]
+            await served.rest(first)
+        assert answers == [ANSWER(prompt, 5) for prompt in prompts]
+    finally:
+        served.close()
 
 
 async def test_closing_ends_what_waits_and_what_runs(served: Served) -> None:

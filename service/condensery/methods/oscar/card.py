@@ -199,8 +199,6 @@ def measured(
         parts += tables.rerank_differences(report)
     if report.passages is not None:
         parts += _passages(report.passages)
-    if report.weights is not None:
-        parts += _weights(report.weights)
     return [*parts, *_behaviour(report, plots, manifest)]
 
 
@@ -241,11 +239,12 @@ def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:
 
 
 def _weights(measured: WeightsMeasured) -> list[str]:
+    floats = f"floats ({measured.dtype})" if measured.dtype else "floats"
     return [
         "### Fewer bits a weight",
         "",
         f"The generator's weights rounded (`--generator-weights`), {measured.questions} questions",
-        f"of {measured.file or 'a file without a name'}, the passage alone; against floats.",
+        f"of {measured.file or 'a file without a name'}, the passage alone; against {floats}.",
         "",
         *tables.weights(measured),
     ]
@@ -298,6 +297,8 @@ def _behaviour(report: Report, plots: Sequence[str], manifest: Manifest) -> list
             f"{swapped.keeps_old_answer or 0:.1f}% stay the old one.",
             "",
         ]
+    if report.weights is not None:
+        parts += _weights(report.weights)
     if "training" in plots:
         parts += ["### Against training", "", *_pictures(plots, "training")]
     if report.examples:

@@ -194,10 +194,14 @@ class RoundedWeights(Part):
 
 
 class WeightsMeasured(Part):
-    """What fewer bits a weight cost (``condensery eval weights``), with each question's passage."""
+    """What fewer bits a weight cost (``condensery eval weights``), with each question's passage.
+
+    ``dtype`` is that of the floats; what is rounded hangs on it.
+    """
 
     questions: int
     file: str = ""
+    dtype: str = ""
     int8: RoundedWeights | None = None
     int4: RoundedWeights | None = None
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from condensery.errors import InputError
 from condensery.methods.oscar.card import CardFacts, card
-from condensery.methods.oscar.evaluating.parts import read_parts
+from condensery.methods.oscar.evaluating.parts import MADE, read_parts
 from condensery.methods.oscar.measured import Report, check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import Source, licence_of, read_sources
@@ -192,6 +192,12 @@ def _manifest(
     )
 
 
+def _with_parts(report: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report with parts in the place of those it has; how each was made stays."""
+    made = {**report.get(MADE, {}), **parts.get(MADE, {})}
+    return {**report, **parts, **({MADE: made} if made else {})}
+
+
 def publish_again(
     name: str,
     store: ModelStore,
@@ -222,7 +228,7 @@ def publish_again(
             field="again",
             value=name,
         )
-    report = {**StoredReport(stored).report().report, **(parts or {})}
+    report = _with_parts(StoredReport(stored).report().report, parts or {})
     _check_ranked(report, stored.manifest.fingerprint)
     data = json.loads((stored.path / "data.json").read_text(encoding="utf-8"))
     own = stored.manifest.provenance

@@ -102,6 +102,7 @@ def quality(report: Report) -> dict[str, Any]:
     if report.weights is not None:
         figures["generator_weights"] = {
             "measured_on": f"{report.weights.questions} questions of {report.weights.file}",
+            "dtype": report.weights.dtype,
             **{
                 name: {"em": row.em.mean, "em_lost": row.em_lost}
                 for name, row in report.weights.rounded().items()

@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS, Outcome
 from condensery.methods.oscar.evaluating.figures import interval
@@ -27,10 +29,17 @@ from condensery.methods.oscar.evaluating.settings import FIXED
 from condensery.methods.oscar.report import opened
 from condensery.methods.ranking.parts import check_out, write_part
 from condensery.methods.trainer.reports import command_line, paired_bootstrap
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.quantised import Weights
 from condensery.parsers import Parser
 from condensery.question import exact_match
-from condensery.runtime.device import WEIGHTS, choose_device, choose_dtype, prepare_process
+from condensery.runtime.device import (
+    WEIGHTS,
+    choose_device,
+    choose_dtype,
+    choose_weights,
+    prepare_process,
+)
 from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
@@ -102,12 +111,17 @@ def read_weights(text: str) -> list[Weights]:
     return [known for known in WEIGHTS if known in (EXACT, *names)]
 
 
+def where(args: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
+    """Return the device, a CPU, and the dtype of floats."""
+    device = choose_device("cpu")
+    return device, choose_dtype(device, args.dtype)
+
+
 def answer_all(
     args: argparse.Namespace, questions: Questions, weights: Weights, folder: Path
 ) -> list[Outcome]:
     """Answer every question that was not answered before with such weights."""
-    device = choose_device("cpu")
-    dtype = choose_dtype(device, args.dtype)
+    device, dtype = where(args)
     store = ModelStore(args.shipped, args.store)
     with opened(store, args.model, device, dtype, None, weights) as (model, _):
         about = {
@@ -140,6 +154,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not questions.with_gold:
         raise InputError("questions: each needs its passage (context)", field="questions")
     prepare_process()
+    device, dtype = where(args)
+    for weights in named:  # refused before anything is answered
+        choose_weights(device, dtype, weights, {})
     with ExitStack() as stack:
         if args.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -150,13 +167,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     part = {
         "questions": len(questions.rows),
         "file": questions.file,
+        "dtype": dtype_name(dtype),
         **compare(questions.rows, outcomes),
     }
-    device = choose_device("cpu")
-    made = {
-        "command": command_line("eval weights", argv),
-        "machine": machine(device, choose_dtype(device, args.dtype)),
-    }
+    made = {"command": command_line("eval weights", argv), "machine": machine(device, dtype)}
     sys.stdout.write(write_part({"weights": part, "made": {"weights": made}}, args.out))
 
 

@@ -316,7 +316,8 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
         "curve": [{"min_relevance": 0.9, "answered": 95, "wrong_without_gold": 30}],
     }
     passages = {"rank_weight": 0.75, "reported": {"towns": chosen}, "near_misses": near}
-    part.write_text(json.dumps({"rerank": {"afresh": ranked}, "passages": passages}))
+    made = {"passages": {"command": "python passages.py"}}
+    part.write_text(json.dumps({"rerank": {"afresh": ranked}, "passages": passages, "made": made}))
     words = ["--again", "tiny-pair", "--store", str(store.own), "--part", str(part)]
     publishing.main([*words, "--note", "The set afresh came late."])
     again = store.open("tiny-pair")
@@ -340,6 +341,20 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     chosen_of = again.manifest.defaults
     assert (chosen_of.rank_weight, chosen_of.min_relevance) == (0.75, 0.9)
     assert chosen_of.top_n == first.manifest.defaults.top_n
+    bounds = {"em_lost_low_95": 0, "em_lost_high_95": 0.2}
+    row = {"em": 1.0, "em_lost": 0.1, "changed": 3, **bounds}
+    rounded = {"questions": 4, "file": "dev.jsonl", "dtype": "bfloat16", "int8": row}
+    how = {"weights": {"command": "condensery eval weights"}}
+    third = publish_again("tiny-pair", store, parts={"weights": rounded, "made": how})
+    assert StoredReport(third).report().report["made"] == {**made, **how}
+    assert third.manifest.quality["generator_weights"] == {
+        "measured_on": "4 questions of dev.jsonl",
+        "dtype": "bfloat16",
+        "int8": {"em": 1.0, "em_lost": 0.1},
+    }
+    text = StoredReport(third).card()
+    assert "| int8 | 1.0 | 0.10 (0.00 to 0.20) | 3.0% |" in text
+    assert "| towns | 4 |" in text, "what was there stays"
     ranked["pair"] = {"ndcg10": 0.25, "fingerprint": "sha256:other"}
     with pytest.raises(InputError, match="was ranked by sha256:other"):
         publish_again("tiny-pair", store, parts={"rerank": {"afresh": ranked}})

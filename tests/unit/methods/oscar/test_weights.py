@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from condensery.errors import InputError
+from condensery.errors import InputError, SettingError
 from condensery.methods.oscar.evaluating.asking import Outcome
 from condensery.methods.oscar.evaluating.parts import read_parts
 from condensery.methods.oscar.measured import check_report
@@ -73,7 +73,7 @@ def test_it_is_measured_and_becomes_a_part_of_a_report(
     assert json.loads(capsys.readouterr().out) == content
     part = content["weights"]
     assert part["questions"] == 6
-    assert set(part) == {"questions", "file", "float", "int8"}
+    assert set(part) == {"questions", "file", "dtype", "float", "int8"}
     assert content["made"]["weights"]["command"].startswith("condensery eval weights --store ")
     merged = read_parts([out])
     report = check_report(
@@ -88,6 +88,7 @@ def test_it_is_measured_and_becomes_a_part_of_a_report(
     assert report.weights is not None
     measured = quality(report)["generator_weights"]
     assert measured["measured_on"] == "6 questions of questions.jsonl"
+    assert measured["dtype"] == "float32"
     assert measured["int8"]["em_lost"] == part["int8"]["em_lost"]
     assert any(line.startswith("| int8 |") for line in table(report.weights))
     # Answers are kept, and asked for once.
@@ -112,6 +113,18 @@ def test_what_is_wrong_is_said_before_any_work(
 ) -> None:
     with pytest.raises(InputError, match=says):
         main(["--store", str(store_with_pair), "--questions", str(questions), *more])
+
+
+def test_what_this_cpu_is_not_for_is_refused_before_floats_are_asked(
+    store_with_pair: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_is_vnni_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
+    out = tmp_path / "weights.json"
+    words = ["--store", str(store_with_pair), "--questions", str(questions), "--out", str(out)]
+    with pytest.raises(SettingError, match="'int8' is for a CPU with"):
+        main(words)
+    assert not list(tmp_path.glob("weights.answers/*.jsonl"))
 
 
 def test_questions_need_their_passages(store_with_pair: Path, tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""The benchmarks' raw figures as pictures, one beside each JSON that `make bench` writes.
+
+    python benchmarks/plots.py [FOLDER ...]
+
+By default docs/benchmarks and the folders in it. Bars are medians, lines the range over the rounds.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from recording import tell_machine
+
+from condensery.methods.trainer.reports import new_figure, save_figure
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+# That the colour-blind tell apart (Okabe and Ito): ours in blue, peers in greys and orange.
+COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#999999", "#000000")
+OURS = "condensery"
+
+
+def colours_of(names: Sequence[str]) -> Mapping[str, str]:
+    """Return a colour for each contender, the same wherever it comes in a picture."""
+    ours = [name for name in names if name.startswith(OURS)]
+    others = [name for name in names if name not in ours]
+    return {
+        **dict(zip(ours, COLOURS[:3], strict=False)),
+        **dict(zip(others, COLOURS[3:], strict=False)),
+    }
+
+
+def bars(
+    axes: Axes,
+    groups: Sequence[str],
+    values: Mapping[str, Sequence[tuple[float, float, float] | None]],
+    *,
+    unit: str,
+    log: bool = False,
+) -> None:
+    """Draw a bar for each contender in each group.
+
+    Args:
+        axes: Where.
+        groups: What they are called, left to right.
+        values: By contender, of each group the median, the least and the most; None: not run.
+        unit: Of the values.
+        log: Whether the scale is logarithmic.
+    """
+    width = 0.8 / len(values)
+    colours = colours_of(list(values))
+    for place, (name, row) in enumerate(values.items()):
+        at = [group + (place - (len(values) - 1) / 2) * width for group in range(len(groups))]
+        there = [(x, value) for x, value in zip(at, row, strict=True) if value is not None]
+        heights = [value[0] for _, value in there]
+        reach = [[v[0] - v[1] for _, v in there], [v[2] - v[0] for _, v in there]]
+        drawn = axes.bar(
+            *([x for x, _ in there], heights, width),
+            yerr=reach,
+            label=name,
+            color=colours[name],
+            error_kw={"elinewidth": 0.8, "ecolor": "#444444"},
+        )
+        labels = [f"{height:,.0f}" if height >= 100 else f"{height:.3g}" for height in heights]
+        axes.bar_label(drawn, labels, fontsize=7, padding=2)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel(unit)
+    if log:
+        axes.set_yscale("log")
+    axes.margins(y=0.15)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_encode(report: Mapping[str, Any]) -> Figure:
+    """Draw tokens a second by contender and kind of text."""
+    figure = new_figure(8, 4)
+    tables = report["tables"]
+    names = [row["name"] for row in tables[0]["results"]]
+    by_name = [{row["name"]: row for row in table["results"]} for table in tables]
+    values = {
+        name: [_range(rows.get(name), "tokens_per_second") for rows in by_name] for name in names
+    }
+    axes = figure.add_subplot()
+    bars(axes, [table["title"] for table in tables], values, unit="tokens/s")
+    return _finished(figure, [axes], "Encoding all-MiniLM-L6-v2", report)
+
+
+def draw_service(report: Mapping[str, Any]) -> Figure:
+    """Draw requests a second by clients."""
+    figure = new_figure(8, 4)
+    rows = report["results"]
+    names = [name for name in rows[0] if isinstance(rows[0][name], dict)]
+    values = {
+        name: [_range(row.get(name), "requests_per_second") for row in rows] for name in names
+    }
+    groups = [f"{row['concurrency']} clients" for row in rows]
+    axes = figure.add_subplot()
+    bars(axes, groups, values, unit="requests/s (logarithmic)", log=True)
+    return _finished(figure, [axes], "Single queries over REST", report)
+
+
+def draw_generate(report: Mapping[str, Any]) -> Figure | None:
+    """Draw questions a second, and the time to the first token; None where neither was run."""
+    tables = [table for kind in ("engines", "bits") for table in report.get(kind, [])]
+    if not tables:
+        return None
+    kinds = [kind for kind in ("engines", "bits") if report.get(kind)]
+    figure = new_figure(4.5 * len(kinds) + 3, 7)
+    every: list[Axes] = []
+    for column, kind in enumerate(kinds):
+        own = report[kind]
+        names = list(dict.fromkeys(name for table in own for name in table["rows"]))
+        titles = [table["title"].replace(", concurrency ", "\n") for table in own]
+        groups = [f"{title} caller{'s'[: not title.endswith(chr(10) + '1')]}" for title in titles]
+        for row, (figures, unit, log) in enumerate(
+            (
+                ("questions_per_second", "questions/s", False),
+                ("first_ms", "first token, ms (logarithmic)", True),
+            )
+        ):
+            axes = figure.add_subplot(2, len(kinds), row * len(kinds) + column + 1)
+            values = {name: [_of_rounds(table, name, figures) for table in own] for name in names}
+            bars(axes, groups, values, unit=unit, log=log)
+            axes.tick_params(axis="x", labelsize=7)
+            every.append(axes)
+        every[-2].legend(fontsize=7, frameon=False)
+    dtype = report["dtype"]
+    return _finished(figure, [], f"Generating answers, {dtype}", report)
+
+
+def _of_rounds(table: Mapping[str, Any], name: str, key: str) -> tuple[float, float, float] | None:
+    if name not in table["rows"]:
+        return None
+    rounds = [cell[key] for cell in table["rounds"][name]]
+    return table["rows"][name][key], min(rounds), max(rounds)
+
+
+def _range(row: Mapping[str, Any] | None, key: str) -> tuple[float, float, float] | None:
+    return None if row is None else (row[key], row["lowest"], row["highest"])
+
+
+def _finished(figure: Figure, legends: list[Axes], title: str, report: Mapping[str, Any]) -> Figure:
+    for axes in legends:
+        axes.legend(fontsize=8, frameon=False)
+    figure.suptitle(f"{title}\n{tell_machine(report)}, {report['date']}", fontsize=10)
+    return figure
+
+
+def draw_soak(report: Mapping[str, Any]) -> Figure | None:
+    """Draw a long load minute by minute: its rate, its percentiles, the server's memory."""
+    minutes = report.get("minutes", [])
+    if not minutes:
+        return None
+    figure = new_figure(8, 7)
+    at = [row["minute"] for row in minutes]
+    rate, times, memory = (figure.add_subplot(3, 1, place) for place in (1, 2, 3))
+    rate.plot(at, [row["requests_per_second"] for row in minutes], color=COLOURS[0])
+    rate.set_ylabel("requests/s")
+    rate.set_ylim(bottom=0)
+    for key, colour in (("p50_ms", COLOURS[0]), ("p95_ms", COLOURS[3]), ("p99_ms", COLOURS[5])):
+        times.plot(at, [row[key] for row in minutes], label=key.removesuffix("_ms"), color=colour)
+    times.set_yscale("log")
+    times.set_ylabel("ms (logarithmic)")
+    times.legend(fontsize=8, frameon=False, ncols=3)
+    known = [row for row in minutes if "mib" in row]
+    memory.plot(*([row[key] for row in known] for key in ("minute", "mib")), color=COLOURS[0])
+    memory.set_ylabel("resident, MiB")
+    memory.set_ylim(bottom=0)
+    memory.set_xlabel("minutes")
+    for axes in (rate, times, memory):
+        axes.set_xlim(0, at[-1] + 1)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"An hour's load\n{tell_machine(report['run'])}", fontsize=10)
+    return figure
+
+
+DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure | None]] = {
+    "encode": draw_encode,
+    "service": draw_service,
+    "generate": draw_generate,
+    "soak": draw_soak,
+}
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw what a folder has figures for; returns the pictures."""
+    pictures = []
+    for name, drawing in DRAWN.items():
+        path = folder / f"{name}.json"
+        if path.exists() and (figure := drawing(json.loads(path.read_text()))) is not None:
+            pictures.append(save_figure(figure, folder / f"{name}.png"))
+    return pictures
+
+
+def main() -> int:
+    """Draw, and say what."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folders", nargs="*", type=Path)
+    folders = parser.parse_args().folders or [RESULTS, *filter(Path.is_dir, RESULTS.iterdir())]
+    for folder in folders:
+        for picture in draw(folder):
+            print(picture)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
