@@ -87,10 +87,12 @@ def make(
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def texts_of(kind: str, count: int, vocabulary: int) -> Texts:
+def texts_of(
+    kind: str, count: int, vocabulary: int, lengths: Mapping[str, tuple[int, int]] = LENGTHS
+) -> Texts:
     """Return random token ids of such texts' lengths."""
     source = random.Random(kind)
-    low, high = LENGTHS[kind]
+    low, high = lengths[kind]
     return [
         [source.randrange(vocabulary) for _ in range(source.randint(low, high))]
         for _ in range(count)

@@ -15,15 +15,15 @@ tokenizers, and a tokenizer of BERT's kind (--tokenizer, by default that of `osc
 
 import argparse
 import json
-import random
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from effir_gpu import matmul_rate, timed
-from encoders_gpu_engine import SIZES, TINY, TOKENS, BertSize, build, engine_rows
+from effir_gpu import flops as decoder_flops
+from effir_gpu import matmul_rate, texts_of, timed
+from encoders_gpu_engine import SIZES, TINY, TOKENS, BertSize, build, engine_rows, whole
 from recording import Recording, tell_machine, tell_versions
 
 from condensery.methods.effir.speed import batches
@@ -67,24 +67,11 @@ once it has its vectors, {seconds:g} s a row. Processes share the card, each wit
 def flops(size: BertSize | DecoderShape, texts: list[list[int]]) -> int:
     """Return the operations of texts: two a weight and token, and attention's."""
     if isinstance(size, DecoderShape):
-        heads = size.heads * size.head_size
-        keys = size.key_heads * size.head_size
-        layer = size.hidden_size * (2 * heads + 2 * keys + 3 * size.mlp_size)
-        width, layers = heads, size.layers
-    else:
-        layer = 4 * size.width**2 + 2 * size.width * size.mlp
-        width, layers = size.width, size.layers
-    return sum(layers * (2 * layer * len(text) + 4 * width * len(text) ** 2) for text in texts)
-
-
-def texts_of(kind: str, count: int, vocabulary: int) -> list[list[int]]:
-    """Return random token ids of such texts' lengths."""
-    draws = random.Random(kind)
-    low, high = TOKENS[kind]
-    return [
-        [draws.randrange(1, vocabulary) for _ in range(draws.randint(low, high))]
-        for _ in range(count)
-    ]
+        return decoder_flops(size, whole(size), texts)
+    layer = 4 * size.width**2 + 2 * size.width * size.mlp
+    return sum(
+        size.layers * (2 * layer * len(text) + 4 * size.width * len(text) ** 2) for text in texts
+    )
 
 
 @torch.inference_mode()
@@ -92,8 +79,8 @@ def forward_row(
     name: str, kind: str, size: BertSize | DecoderShape, backbone: Backbone, args: Any
 ) -> dict[str, Any]:
     """Time the forward passes of one size over one kind of text."""
-    vocabulary = size.vocabulary
-    texts = texts_of(kind, args.texts if kind == "passages" else 4 * args.texts, vocabulary)
+    count = args.texts if kind == "passages" else 4 * args.texts
+    texts = texts_of(kind, count, size.vocabulary, TOKENS)
     packs = batches(texts, args.batch_tokens)
 
     def run() -> None:

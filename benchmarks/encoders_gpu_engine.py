@@ -50,10 +50,15 @@ TINY: dict[str, BertSize | DecoderShape] = {
 }
 
 
+def whole(shape: DecoderShape) -> Pruning:
+    """Return a pruning that drops nothing."""
+    return Pruning(shape.layers, (), (), None)
+
+
 def build(size: BertSize | DecoderShape, device: torch.device, dtype: torch.dtype) -> Backbone:
     """Make a backbone with random weights, packed as the service runs it."""
     if isinstance(size, DecoderShape):
-        return run_packed(make(size, Pruning(size.layers, (), (), None), device, dtype))
+        return run_packed(make(size, whole(size), device, dtype))
     config = BertConfig(
         vocab_size=size.vocabulary,
         hidden_size=size.width,

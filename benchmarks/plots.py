@@ -104,17 +104,15 @@ def draw_service(report: Mapping[str, Any]) -> Figure:
 
 def draw_generate(report: Mapping[str, Any]) -> Figure | None:
     """Draw questions a second, and the time to the first token; None where neither was run."""
-    tables = [table for kind in ("engines", "bits") for table in report.get(kind, [])]
-    if not tables:
-        return None
     kinds = [kind for kind in ("engines", "bits") if report.get(kind)]
+    if not kinds:
+        return None
     figure = new_figure(4.5 * len(kinds) + 3, 7)
     every: list[Axes] = []
     for column, kind in enumerate(kinds):
         own = report[kind]
         names = list(dict.fromkeys(name for table in own for name in table["rows"]))
-        titles = [table["title"].replace(", concurrency ", "\n") for table in own]
-        groups = [f"{title} caller{'s'[: not title.endswith(chr(10) + '1')]}" for title in titles]
+        groups = [_callers(*table["title"].split(", concurrency ")) for table in own]
         for row, (figures, unit, log) in enumerate(
             (
                 ("questions_per_second", "questions/s", False),
@@ -129,6 +127,10 @@ def draw_generate(report: Mapping[str, Any]) -> Figure | None:
         every[-2].legend(fontsize=7, frameon=False)
     dtype = report["dtype"]
     return _finished(figure, [], f"Generating answers, {dtype}", report)
+
+
+def _callers(model: str, count: str) -> str:
+    return f"{model}\n{count} caller{'' if count == '1' else 's'}"
 
 
 def _of_rounds(table: Mapping[str, Any], name: str, key: str) -> tuple[float, float, float] | None:

@@ -161,7 +161,8 @@ def main() -> int:
             status = subprocess.run(command, check=False).returncode
     figures: dict[str, object] = {"profile": args.profile, "status": status}
     history = args.out / "load_stats_history.csv"
-    figures["minutes"] = by_minute(history, [sample / MIB for sample in samples])
+    if history.exists():  # or the load never began, and its status says so
+        figures["minutes"] = by_minute(history, [sample / MIB for sample in samples])
     if samples:
         memory = tell_memory(samples, profile.seconds)
         figures["memory"] = memory

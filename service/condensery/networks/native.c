@@ -26,6 +26,10 @@ INLINE float widened(uint16_t half) {
     return value;
 }
 
+INLINE float number(const void *table, int64_t place, int bf16) {
+    return bf16 ? widened(((const uint16_t *)table)[place]) : ((const float *)table)[place];
+}
+
 INLINE uint16_t narrowed(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -109,8 +113,7 @@ INLINE void attend_all(int bf16, const void *query, const void *keys, const void
     float *own = room, *mixed = room + width, *scores = room + 2 * width;
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t d = 0; d < width; d++)
-            own[d] = scale * (bf16 ? widened(((const uint16_t *)query)[row * width + d])
-                                   : ((const float *)query)[row * width + d]);
+            own[d] = scale * number(query, row * width + d, bf16);
         attend_row(bf16, own, keys, values, mixed, places + ends[row], ends[row + 1] - ends[row],
                    shared, heads / shared, size, scores);
         for (int64_t d = 0; d < width; d++) {
@@ -141,10 +144,6 @@ BEST void condensery_attend(int64_t bf16, const void *query, const void *keys, c
         else if (size == 128) OF(0, 128);
         else OF(0, size);
     }
-}
-
-INLINE float number(const void *table, int64_t place, int bf16) {
-    return bf16 ? widened(((const uint16_t *)table)[place]) : ((const float *)table)[place];
 }
 
 INLINE void round_all(int bf16, const void *inputs, uint8_t *codes, float *sizes, int64_t rows,

@@ -231,27 +231,18 @@ def load_bert_pair(
     Raises:
         CorruptModel: The files don't make a pair.
     """
-    pair = read_bert_pair(stored, base)
-    pair.generator.to(device=device, dtype=dtype)
-    pair.compressor.to(device=compressor or device, dtype=dtype)
-    return prepare_for_inference(pair.eval(), weights)
-
-
-def read_bert_pair(stored: "StoredModel", base: "StoredModel") -> OscarPair:
-    """Read ``stored`` with the word embeddings of ``base``, in fp32, its parts as they are trained.
-
-    Raises:
-        CorruptModel: The files don't make a pair.
-    """
     # Late: the store needs pydantic, absent where only forward passes run.
     from condensery.store.weights import load_state
 
     try:
         shape = OscarShape.from_dict(stored.manifest.shape)
         config = BertConfig.from_json_file(stored.path / "config.json")
-        return OscarPair.of_state(config, shape, word_embeddings(base.path), load_state(stored))
+        pair = OscarPair.of_state(config, shape, word_embeddings(base.path), load_state(stored))
     except LOAD_ERRORS as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
+    pair.generator.to(device=device, dtype=dtype)
+    pair.compressor.to(device=compressor or device, dtype=dtype)
+    return prepare_for_inference(pair.eval(), weights)
 
 
 def prepare_for_inference(pair: OscarPair, weights: Weights = "float") -> OscarPair:

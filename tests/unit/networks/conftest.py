@@ -1,4 +1,4 @@
-"""Tiny random models of several families, made on the spot."""
+"""Tiny random models of several families, made on the spot; and both ways that kernels may go."""
 
 import pytest
 import torch
@@ -11,6 +11,8 @@ from transformers import (
     XLMRobertaConfig,
     XLMRobertaModel,
 )
+
+from condensery.networks import native
 
 SIZES = {
     "hidden_size": 64,
@@ -47,3 +49,12 @@ def roberta() -> PreTrainedModel:
 def llama() -> PreTrainedModel:
     torch.manual_seed(0)
     return sharpen(LlamaModel(LlamaConfig(**SIZES, num_key_value_heads=2)))
+
+
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(native, "kernels", lambda: None)
+    elif native.kernels() is None:
+        pytest.skip("no compiler when it was installed")
+    return str(request.param)

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from condensery.networks import native
 from condensery.networks.cached_attention import attend, cached_attention
 from condensery.networks.caching import Cache, Span, Step
 
@@ -37,15 +36,6 @@ def plain(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int |
         seen &= place > row - window
     weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, value)
-
-
-@pytest.fixture(params=["native", "torch"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setattr(native, "kernels", lambda: None)
-    elif native.kernels() is None:
-        pytest.skip("no compiler when it was installed")
-    return str(request.param)
 
 
 @pytest.mark.parametrize("shared", [1, 2, 4])

@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from condensery.networks import native, quantised
-from condensery.networks.linear import Dense
+from condensery.networks import quantised
+from condensery.networks.linear import Dense, can_prepack
 from condensery.networks.quantised import FEW, GROUP, Int4, Int8, can_quantise, quantise_linears
 
 CPU = torch.device("cpu")
@@ -12,15 +12,6 @@ OUT, IN = 1032, 1024  # no multiple of what torch packs together
 int8 = pytest.mark.skipif(not can_quantise("int8", CPU), reason="no VNNI or AMX")
 int4 = pytest.mark.skipif(not can_quantise("int4", CPU), reason="no AVX512")
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture(params=["native", "torch"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setattr(native, "kernels", lambda: None)
-    elif native.kernels() is None:
-        pytest.skip("no compiler when it was installed")
-    return str(request.param)
 
 
 def linear(bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -171,4 +162,6 @@ def test_what_a_device_is_not_for_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_dense_of_4_bits_is_packed_where_others_are() -> None:
     if not can_quantise("int4", CPU):
         pytest.skip("no AVX512")
-    assert isinstance(Int4(linear().weight, None).many, Dense)
+    many = Int4(linear().weight, None).many
+    assert isinstance(many, Dense)
+    assert many.prepacked == can_prepack(CPU, torch.float32, fp32=True)

@@ -35,7 +35,6 @@ from condensery.parsers import Parser
 from condensery.question import exact_match
 from condensery.runtime.device import (
     WEIGHTS,
-    choose_device,
     choose_dtype,
     choose_weights,
     prepare_process,
@@ -44,6 +43,7 @@ from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
 ALL = 1_000_000
+CPU = torch.device("cpu")
 GOLD = next(setting for setting in FIXED if setting.key == "gold")
 EXACT: Weights = "float"
 
@@ -111,25 +111,22 @@ def read_weights(text: str) -> list[Weights]:
     return [known for known in WEIGHTS if known in (EXACT, *names)]
 
 
-def where(args: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
-    """Return the device, a CPU, and the dtype of floats."""
-    device = choose_device("cpu")
-    return device, choose_dtype(device, args.dtype)
-
-
 def answer_all(
-    args: argparse.Namespace, questions: Questions, weights: Weights, folder: Path
+    args: argparse.Namespace,
+    questions: Questions,
+    weights: Weights,
+    folder: Path,
+    dtype: torch.dtype,
 ) -> list[Outcome]:
     """Answer every question that was not answered before with such weights."""
-    device, dtype = where(args)
     store = ModelStore(args.shipped, args.store)
-    with opened(store, args.model, device, dtype, None, weights) as (model, _):
+    with opened(store, args.model, CPU, dtype, None, weights) as (model, _):
         about = {
             "model": model.info.name,
             "fingerprint": model.info.fingerprint,
             "questions": questions.sha256,
             "at_once": args.at_once,
-            "machine": machine(device, dtype),
+            "machine": machine(CPU, dtype),
         }
         answers = Answers(folder, about)
         runner = QuestionRunner(model, answers, args.at_once, ANSWER_TOKENS)
@@ -154,23 +151,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not questions.with_gold:
         raise InputError("questions: each needs its passage (context)", field="questions")
     prepare_process()
-    device, dtype = where(args)
+    dtype = choose_dtype(CPU, args.dtype)
     for weights in named:  # refused before anything is answered
-        choose_weights(device, dtype, weights, {})
+        choose_weights(CPU, dtype, weights, {})
     with ExitStack() as stack:
         if args.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = args.out.with_name(f"{args.out.stem}.answers")
         stack.enter_context(lock_folder(folder))
-        outcomes = {weights: answer_all(args, questions, weights, folder) for weights in named}
+        outcomes = {
+            weights: answer_all(args, questions, weights, folder, dtype) for weights in named
+        }
     part = {
         "questions": len(questions.rows),
         "file": questions.file,
         "dtype": dtype_name(dtype),
         **compare(questions.rows, outcomes),
     }
-    made = {"command": command_line("eval weights", argv), "machine": machine(device, dtype)}
+    made = {"command": command_line("eval weights", argv), "machine": machine(CPU, dtype)}
     sys.stdout.write(write_part({"weights": part, "made": {"weights": made}}, args.out))
 
 
