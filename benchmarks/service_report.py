@@ -1,30 +1,24 @@
 """The service benchmark's tables, with what one must know to read them."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recording import tell_machine, tell_others, tell_versions
 
-PAGE = """# Single queries over REST
+PAGE = """# The service over REST
 
-Closed loop, one short question a request, `POST /embed`, on {machine}, loopback.
-Medians of {rounds} rounds of {seconds:g} s, the two servers interleaved; the range over the rounds
-in brackets. "Naive" is a plain FastAPI server over sentence-transformers, as people write it in
-ten lines: what a service gains over that, and no measure of other serving engines.
+Closed loop, `POST /v1/embeddings` (OpenAI's body and reply, floats), on {machine}, loopback.
+Medians of {rounds} rounds of {seconds:g} s, the servers interleaved; the range over the rounds in
+brackets. "Ours to it" is `condensery`'s requests a second over this server's: of the medians, and
+in brackets the least and the most of a round.
 
-| clients | condensery req/s | p50 / p95 ms | naive req/s | p50 / p95 ms | ratio | foreign cores |
-|---|---|---|---|---|---|---|
-{rows}
+{tables}
 
-Each round, requests a second:
-
-| clients | server | {numbers} | lowest / median / highest |
-|---|---|{dashes}---|
-{each}
-
-- The naive server is `benchmarks/naive_server.py`: FastAPI with a sync endpoint, fp32,
-  sentence-transformers' default `encode`, one uvicorn worker. Both servers run in the environment
-  as it is, so with the thread counts that their libraries choose.
-{uneven}- Vectors agree: least cosine {cosine:.5f} over {texts} texts, in the same run.
+- naive is `benchmarks/naive_server.py`, plain FastAPI over sentence-transformers as people write it
+  in ten lines: a sync endpoint, fp32, default `encode`, one uvicorn worker.
+{infinity}
+- All run with the thread counts that their libraries choose. `condensery` chooses its dtype by
+  itself (bf16 where the CPU multiplies it).
 - Foreign cores: what other processes of the machine used meanwhile, without the load generator; the
   more, the less the figures say. Over the whole run {others}.
 - The load generator, `benchmarks/load_generator.py`, does {generator:,} req/s against a server that
@@ -32,24 +26,24 @@ Each round, requests a second:
 - {versions}.
 - Made on {date} by `{command}`; each round is in `service.json`.
 """
-SERVERS = ("condensery", "naive")
+TABLE = """## {title}
+
+| clients | server | req/s | p50 / p95 ms | ours to it | cores | foreign cores |
+|---|---|---|---|---|---|---|
+{rows}
+
+Vectors agree: least cosine {least_cosine:.5f} over {texts_compared} texts, in the same run.{uneven}"""
 UNEVEN = 1.3  # the highest of a server's rounds over the lowest, from which on it is told
 
 
-def render(report: dict[str, Any]) -> str:
-    results = report["results"]
-    count = len(results[0]["naive"]["rounds"])
+def render(report: Mapping[str, Any]) -> str:
+    """Return the page of a report as `service.py` makes it."""
     return PAGE.format(
         machine=tell_machine(report),
         rounds=report["rounds"],
         seconds=report["seconds"],
-        rows="\n".join(render_row(row) for row in results),
-        numbers=" | ".join(str(number + 1) for number in range(count)),
-        dashes="---|" * count,
-        each="\n".join(render_rounds(row, name) for row in results for name in SERVERS),
-        uneven=render_uneven(results),
-        cosine=report["least_cosine"],
-        texts=report["texts_compared"],
+        tables="\n\n".join(map(render_table, report["tables"])),
+        infinity=render_infinity(report["infinity"]),
         others=tell_others(report),
         generator=report["generator"]["requests_per_second"],
         versions=tell_versions(report),
@@ -58,42 +52,53 @@ def render(report: dict[str, Any]) -> str:
     )
 
 
-def render_row(row: dict[str, Any]) -> str:
-    ours, naive = row["condensery"], row["naive"]
+def servers_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of the servers that a row of results is of."""
+    return [name for name, cell in row.items() if isinstance(cell, dict)]
+
+
+def render_table(table: Mapping[str, Any]) -> str:
+    results = table["results"]
+    rows = [render_row(row, name) for row in results for name in servers_of(row)]
+    return TABLE.format(**{**table, "rows": "\n".join(rows), "uneven": render_uneven(results)})
+
+
+def render_row(row: Mapping[str, Any], name: str) -> str:
+    cell = row[name]
+    ratio = f"{cell['ratio']:.2f} ({cell['ratio_lowest']:.2f} to {cell['ratio_highest']:.2f})"
+    rates = [format_rate(cell[key]) for key in ("requests_per_second", "lowest", "highest")]
     cells = [
         str(row["concurrency"]),
-        *render_cell(ours),
-        *render_cell(naive),
-        f"{row['ratio']:.1f}x ({row['ratio_lowest']:.1f}x-{row['ratio_highest']:.1f}x)",
-        f"{max(ours['foreign_cores'], naive['foreign_cores']):.2f}",
+        name,
+        f"{rates[0]} ({rates[1]} to {rates[2]})",
+        f"{cell['p50_ms']:.1f} / {cell['p95_ms']:.1f}",
+        ratio if cell["ratio"] != 1 else "",
+        f"{cell['server_cores']:.2f}",
+        f"{cell['foreign_cores']:.2f}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def render_cell(cell: dict[str, Any]) -> tuple[str, str]:
-    rate = f"{cell['requests_per_second']:.0f} ({cell['lowest']:.0f}-{cell['highest']:.0f})"
-    return rate, f"{cell['p50_ms']:.1f} / {cell['p95_ms']:.1f}"
+def format_rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def render_rounds(row: dict[str, Any], name: str) -> str:
-    cell = row[name]
-    rates = [f"{round_of['requests_per_second']:.0f}" for round_of in cell["rounds"]]
-    whole = [f"{cell[key]:.0f}" for key in ("lowest", "requests_per_second", "highest")]
-    return f"| {row['concurrency']} | {name} | {' | '.join(rates)} | {' / '.join(whole)} |"
-
-
-def render_uneven(results: list[dict[str, Any]]) -> str:
+def render_uneven(results: Sequence[Mapping[str, Any]]) -> str:
     """Name the servers whose rounds lie far apart: of those a median alone would mislead."""
     uneven = [
-        f"{name} with {row['concurrency']} clients ({row[name]['lowest']:.0f} to "
-        f"{row[name]['highest']:.0f})"
+        f"{name} with {row['concurrency']} clients"
         for row in results
-        for name in SERVERS
+        for name in servers_of(row)
         if row[name]["highest"] > UNEVEN * row[name]["lowest"]
     ]
-    if not uneven:
-        return ""
+    return f" Rounds lie far apart of {', '.join(uneven)}." if uneven else ""
+
+
+def render_infinity(versions: Mapping[str, str]) -> str:
+    if not versions:
+        return "- infinity was not installed here, so that it was not run."
+    named = ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
-        f"- Rounds that lie far apart, so that the median says little: {', '.join(uneven)}. The\n"
-        "  ratio's range, round by round, is in brackets behind it.\n"
+        "- infinity runs in an environment of its own, for it needs older packages than ours"
+        f" ({named}):\n  its torch engine, all else at its defaults."
     )

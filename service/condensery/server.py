@@ -65,6 +65,7 @@ Say = Callable[[str], None]
 FAULT_STATUS = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
 TRACES_SECONDS = 5.0  # for the last spans, once all requests are done
 FATAL_GRACE_SECONDS = 1.0  # for requests in flight then
+TRIM_SECONDS = 300.0  # between givings-back of memory
 
 _log = logging.getLogger(__name__)
 
@@ -150,6 +151,15 @@ async def _wait_for_first(
         return task.done()
     finally:
         waiting.cancel()
+
+
+async def _trim_regularly() -> None:
+    """Give the system back what a rush has left free: malloc would keep it for good."""
+    from condensery.runtime.device import trim_memory
+
+    while True:
+        await asyncio.sleep(TRIM_SECONDS)
+        await asyncio.to_thread(trim_memory)
 
 
 class Signals:
@@ -277,6 +287,7 @@ class Server:
         log_outdated_prompts(services)
         samples = bool(registry.models("encoder")) and await self._make_samples()
         await asyncio.to_thread(release_memory)  # what reading models and trying them needed
+        stack.callback(asyncio.create_task(_trim_regularly()).cancel)
         await self._start_servers(listener)
         services.health.start()
         url = self._greet(listener.getsockname()[1], time.perf_counter() - began)

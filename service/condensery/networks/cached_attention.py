@@ -35,14 +35,14 @@ def attend(
     Args:
         step: Where the rows belong.
         layer: Whose keys and values they are.
-        query: (total, heads, size).
-        key: (total, key heads, size); query head ``i`` reads key head ``i // (heads / key heads)``.
+        query: (padded, heads, size).
+        key: (padded, key heads, size); query head ``i`` reads key head ``i // (heads / key heads)``.
         value: As ``key``.
         scale: Of the scores.
         window: A row sees so many keys, its own included; None is all.
 
     Returns:
-        (total, heads, size).
+        (padded, heads, size).
     """
     keys, values = step.cache.layer(layer)
     keys.index_copy_(0, step.places, key)
@@ -64,6 +64,7 @@ def attend(
         # One that begins its prompt has all it sees at hand.
         read = (keys[seen], values[seen]) if chunk.start else (key[rows], value[rows])
         output[rows] = _chunk(chunk.start, query[rows], *read, scale=scale, window=window)
+    output[step.total :] = 0.0  # filler: not what happened to lie there, a NaN maybe
     return output
 
 
@@ -163,8 +164,8 @@ def cached_attention(
 
     Args:
         module: The attention module; its ``layer_idx`` says which layer it is.
-        query: (1, heads, total, size).
-        key: (1, key heads, total, size).
+        query: (1, heads, padded, size).
+        key: (1, key heads, padded, size).
         value: As ``key``.
         attention_mask: Must be None.
         scaling: Of the scores; 1 / sqrt(size) if not given.
@@ -173,7 +174,7 @@ def cached_attention(
         options: What the model passes besides; refused where it would change the result.
 
     Returns:
-        (1, total, heads, size), and None for the weights.
+        (1, padded, heads, size), and None for the weights.
 
     Raises:
         ValueError: Called without ``step``, or with what cached attention does not do.
@@ -182,9 +183,9 @@ def cached_attention(
         raise ValueError(f"the attention {CACHED!r} needs the keyword argument step=Step(...)")
     if attention_mask is not None or dropout or query.shape[0] != 1:
         raise ValueError("cached attention takes one row, no mask and no dropout")
-    if query.shape[2] != step.total or key.shape[2] != step.total:
+    if query.shape[2] != step.padded or key.shape[2] != step.padded:
         raise ValueError(
-            f"{query.shape[2]} queries and {key.shape[2]} keys for a step of {step.total}"
+            f"{query.shape[2]} queries and {key.shape[2]} keys for a step of {step.padded}"
         )
     refuse_options("cached", options)
     if not getattr(module, "is_causal", True):

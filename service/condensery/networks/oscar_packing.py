@@ -66,6 +66,7 @@ def pack(
     ids, types, places, slots = (np.zeros(packing.total, dtype=np.int64) for _ in range(4))
     slots[:] = TEXT
     longest = max(len(pairing.passage) for pairing in pairings) + 1
+    longest = -(-longest // multiple) * multiple  # products over it come in few shapes too
     passage_at = np.full((len(pairings), longest), -1, dtype=np.int64)
     slots_at = np.empty((len(pairings), shape.slots), dtype=np.int64)
     start = 0

@@ -37,6 +37,11 @@ class Tokens:
 
     wanted: None = None
 
+    @property
+    def padded(self) -> int:
+        """As ``Step.padded``: rows without a sequence are rows like others here."""
+        return self.total
+
     def __init__(self, cache: Cache, rows: int, longest: int) -> None:
         self.cache = cache
         self.total = rows

@@ -113,12 +113,14 @@ class Stepper:
             ValueError: The backbone's attention is not ours any more.
         """
         visits = step.visits
+        if step.padded > step.total:
+            embeds = nn.functional.pad(embeds, (0, 0, 0, step.padded - step.total))
         hidden: Tensor = self._network(
             embeds[None], position_ids=step.position_ids, step=step, use_cache=False
         ).last_hidden_state[0]
         if step.visits - visits != self.layers:
             raise ValueError(f"{step.visits - visits} of {self.layers} layers used the cache")
-        return hidden
+        return hidden[: step.total]
 
     @torch.inference_mode()
     def _take_over(self, backbone: PreTrainedModel) -> None:

@@ -68,16 +68,16 @@ def test_without_the_copy_path_no_pointer_is_counted() -> None:
 @pytest.mark.parametrize("shape", [{}, {"walk": True}, {"copy": False}], ids=str)
 def test_the_compressors_figure_is_what_torch_counts(shape: dict[str, bool]) -> None:
     pair = tiny_pair(**shape)
-    question, passage = 8, 17  # 8 + 17 + 3 and 4 slots: a row of 32 without padding
+    question, passage = 26, 31  # 26 + 31 + 3 and 4 slots: 64 rows; 31 + 1 to point at: no filler
     ids = list(range(5, 5 + question + passage))
     ids = [2, *ids[:question], 3, *ids[question:], 3]
     reading = PassageWindow(ids, head=question + 2, tail=1, memory=3, start=0, end=0)
     network = BertCompressor(prepare_for_inference(pair), Specials(2, 3))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network.compress([reading])
-    assert network.cost(reading) == 32
+    assert network.cost(reading) == 64
     # The counter sees no fused attention: scores, and their use, of 2 layers 32 wide.
-    scores = 2 * 4 * 32 * 32 * 32
+    scores = 2 * 4 * 32 * 64 * 64
     assert cost_of(pair).compress(question, passage) == counter.get_total_flops() + scores
 
 

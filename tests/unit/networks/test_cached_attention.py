@@ -60,12 +60,31 @@ def test_pieces_see_what_whole_sequences_see(shared: int, window: int | None) ->
     ):
         step = Step(cache, [Span(places[i], a, b - a) for i, a, b in parts])
         parts_of = [torch.cat([whole[i][part][a:b] for i, a, b in parts]) for part in range(3)]
-        out = attend(step, 1, *parts_of, scale=0.3, window=window)
+        filled = [
+            nn.functional.pad(part, (0, 0, 0, 0, 0, step.padded - step.total), value=torch.nan)
+            for part in parts_of
+        ]
+        out = attend(step, 1, *filled, scale=0.3, window=window)
+        assert not out[step.total :].any()
+        out = out[: step.total]
         for (i, a, b), part in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
             actual[i][a:b] = part
     for got, tensors in zip(actual, whole, strict=True):
         torch.testing.assert_close(got, plain(*tensors, 0.3, window), atol=1e-5, rtol=1e-5)
     assert cache.layer(0)[0].isnan().all(), "another layer's"
+
+
+def test_steps_on_a_cpu_come_in_few_sizes_and_spare_places_take_the_rest() -> None:
+    cache, places = cache_of(640, 1), np.arange(640)
+    sizes = set()
+    for count in range(1, 513):
+        step = Step(cache, [Span(places, 0, count)])
+        assert step.total == count <= step.padded < count + 16
+        assert (step.places[count:] == cache.spare * 16).all()
+        assert step.position_ids.shape == (1, step.padded)
+        sizes.add(step.padded)
+    assert len(sizes) <= 16 + 6 + 28
+    assert {1, 7, 16} <= sizes, "of a few rows, each would be a large part"
 
 
 def test_a_step_can_be_run_again() -> None:

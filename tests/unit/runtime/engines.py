@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from tiny_generators import KINDS, VOCABULARY, Reference
@@ -104,10 +105,10 @@ class Served:
 
     @contextmanager
     def before_each_step(self, action: Callable[[Tensor], object]) -> Iterator[None]:
-        def hooked(_: torch.nn.Module, args: tuple[Tensor]) -> None:
-            action(args[0][0])
+        def hooked(_: torch.nn.Module, args: tuple[Tensor], options: dict[str, Any]) -> None:
+            action(args[0][0, : options["step"].total])  # without filler
 
-        hook = self.stepper._network.register_forward_pre_hook(hooked)
+        hook = self.stepper._network.register_forward_pre_hook(hooked, with_kwargs=True)
         try:
             yield
         finally:
