@@ -78,8 +78,8 @@ go from texts to vectors, tokenising included.
 {tables}
 
 - "To default" is the ratio to sentence-transformers' `encode` at its defaults (fp32, batches of 32
-  sorted by length): what the dtype and the engine gain together. "Ours to it" is `condensery` in the
-  same dtype against this row: what is gained by this encoder alone.
+  sorted by length): what the dtype and the engine gain together. "Ours to it" is `condensery` in
+  the same dtype against this row: what is gained by this encoder alone.
 - OpenVINO, ONNX Runtime and torch.compile are engines for a graph: they get the same tokenizer,
   batches of 32 sorted by length, the mean in fp32. OpenVINO is in its mode for throughput
   ({streams}); ONNX Runtime and torch.compile use the threads they choose; torch.compile has dynamic

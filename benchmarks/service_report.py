@@ -32,7 +32,8 @@ TABLE = """## {title}
 |---|---|---|---|---|---|---|
 {rows}
 
-Vectors agree: least cosine {least_cosine:.5f} over {texts_compared} texts, in the same run.{uneven}"""
+Vectors agree: least cosine {least_cosine:.5f} over {texts_compared} texts, in the same run.
+{uneven}"""
 UNEVEN = 1.3  # the highest of a server's rounds over the lowest, from which on it is told
 
 
@@ -91,7 +92,7 @@ def render_uneven(results: Sequence[Mapping[str, Any]]) -> str:
         for name in servers_of(row)
         if row[name]["highest"] > UNEVEN * row[name]["lowest"]
     ]
-    return f" Rounds lie far apart of {', '.join(uneven)}." if uneven else ""
+    return f"Rounds lie far apart of {', '.join(uneven)}." if uneven else ""
 
 
 def render_infinity(versions: Mapping[str, str]) -> str:

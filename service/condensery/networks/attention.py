@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from condensery.networks import native
 from condensery.networks.packing import Packing
 
 PACKED = "condensery_packed"
@@ -108,7 +109,7 @@ def _products(
     else:
         hidden = query.new_zeros(1)
     scores = torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=scale)
-    return torch.bmm(scores.softmax(-1), value).view(sequences, heads, length, size)
+    return torch.bmm(native.softmax(scores), value).view(sequences, heads, length, size)
 
 
 def _band(length: int, reach: int, causal: bool, like: Tensor, mask: Tensor | None) -> Tensor:

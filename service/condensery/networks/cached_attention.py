@@ -36,7 +36,8 @@ def attend(
         step: Where the rows belong.
         layer: Whose keys and values they are.
         query: (padded, heads, size).
-        key: (padded, key heads, size); query head ``i`` reads key head ``i // (heads / key heads)``.
+        key: (padded, key heads, size); query head ``i`` reads key head
+            ``i // (heads / key heads)``.
         value: As ``key``.
         scale: Of the scores.
         window: A row sees so many keys, its own included; None is all.

@@ -1,7 +1,8 @@
-/* What a step of few rows does beside its products, on a CPU, where torch takes a dozen calls.
+/* What a CPU does beside products, where torch takes a dozen calls, or long.
  *
  * Attention of one query row a sequence to its own keys and values in a cache, for which torch has
- * no operation; and the rounding of rows to 8 bits, before and after a product of integers.
+ * no operation; the rounding of rows to 8 bits, before and after a product of integers; and the
+ * softmax of rows in bf16.
  *
  * Numbers are fp32 inside. Each row is computed by itself, so that none depends on what else is in
  * a step.
@@ -17,7 +18,7 @@
 #define BEST
 #endif
 
-enum { MOST_SIZE = 512 };
+enum { MOST_SIZE = 512, MOST_SCORES = 1024, LANES = 16 };
 
 INLINE float widened(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -75,6 +76,79 @@ INLINE void softmax(float *scores, int64_t count) {
     float share = 1.0f / sum;
 #pragma omp simd
     for (int64_t p = 0; p < count; p++) scores[p] *= share;
+}
+
+/* The compiler makes half of AVX512 from loops like those above: here it is written out. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define WIDE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+
+WIDE INLINE __m512 widened_all(const uint16_t *from) {
+    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+
+WIDE INLINE void narrow_all(__m512 value, uint16_t *to) {
+    __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+    bits = _mm512_srli_epi32(bits, 16);
+    __mmask16 none = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    bits = _mm512_mask_mov_epi32(bits, none, _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(bits));
+}
+
+/* As `exponential`; the smaller operand of a minimum or maximum is the second where one is NaN. */
+WIDE INLINE __m512 exponential_all(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);
+    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
+    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
+    __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.3981999507e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(8.3334519073e-3f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(4.1665795894e-2f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.6666665459e-1f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.0000001201e-1f));
+    sum = _mm512_fmadd_ps(_mm512_mul_ps(sum, rest), rest, rest);
+    sum = _mm512_add_ps(sum, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(sum, whole);
+}
+
+WIDE static void softmax_all(uint16_t *scores, int64_t rows, int64_t length) {
+    float room[MOST_SCORES] __attribute__((aligned(64)));
+    for (int64_t row = 0; row < rows; row++, scores += length) {
+        __m512 highest = widened_all(scores), sums = _mm512_setzero_ps();
+        for (int64_t p = 0; p < length; p += LANES) {
+            __m512 part = widened_all(scores + p);
+            _mm512_store_ps(room + p, part);
+            highest = _mm512_max_ps(part, highest);
+        }
+        __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(highest));
+        for (int64_t p = 0; p < length; p += LANES) {
+            __m512 part = exponential_all(_mm512_sub_ps(_mm512_load_ps(room + p), most));
+            _mm512_store_ps(room + p, part);
+            sums = _mm512_add_ps(sums, part);
+        }
+        __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sums));
+        for (int64_t p = 0; p < length; p += LANES)
+            narrow_all(_mm512_mul_ps(_mm512_load_ps(room + p), share), scores + p);
+    }
+}
+#endif
+
+/* In place, of each row of (rows, length) in bf16; length: a multiple of 16, at most 1024.
+ * Returns whether this machine can. */
+int64_t condensery_softmax(uint16_t *scores, int64_t rows, int64_t length) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+        softmax_all(scores, rows, length);
+        return 1;
+    }
+#endif
+    (void)scores, (void)rows, (void)length;
+    return 0;
 }
 
 /* Positions outermost: a position's keys of all heads lie side by side. */

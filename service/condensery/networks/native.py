@@ -28,7 +28,8 @@ SOURCE = Path(__file__).with_name("native.c")
 # Nothing of -ffast-math: a NaN must come out of NaN.
 FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("cc", "gcc", "clang")
-MOST_SIZE = 512  # of a head, as in the source
+MOST_SIZE, MOST_SCORES, LANES = 512, 1024, 16  # of a head, and of a row, as in the source
+FEW_THREADS = 4  # of torch, up to which one thread of ours is done sooner
 
 
 def library() -> Path:
@@ -90,6 +91,9 @@ class Kernels:
         self.round.argtypes = (whole, *[pointer] * 3, *[whole] * 2)
         self.scale = loaded.condensery_scale
         self.scale.argtypes = (whole, *[pointer] * 4, *[whole] * 2)
+        self.softmax = loaded.condensery_softmax
+        self.softmax.argtypes = (pointer, *[whole] * 2)
+        self.softmax.restype = whole
         for function in (self.attend, self.round, self.scale):
             function.restype = None
 
@@ -117,6 +121,29 @@ def takes(rows: "Tensor") -> bool:
 def can_attend(query: "Tensor") -> bool:
     """Tell whether the kernel takes such rows, (rows, heads, size)."""
     return takes(query) and query.shape[2] <= MOST_SIZE
+
+
+def softmax(scores: "Tensor") -> "Tensor":
+    """Return the softmax over the last axis; ``scores`` may be overwritten.
+
+    Where it can't be had from the kernel, it is torch's.
+    """
+    import torch
+
+    loaded, length = kernels(), scores.shape[-1]
+    if (
+        loaded is None
+        or scores.dtype != torch.bfloat16
+        or scores.device.type != "cpu"
+        or not 0 < length <= MOST_SCORES
+        or length % LANES
+        or not scores.is_contiguous()
+        or scores.requires_grad
+        or torch.get_num_threads() > FEW_THREADS
+        or not loaded.softmax(scores.data_ptr(), scores.numel() // length, length)
+    ):
+        return scores.softmax(-1)
+    return scores
 
 
 def round_rows(rows: "Tensor") -> tuple["Tensor", "Tensor"]:

@@ -12,7 +12,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from condensery.networks import native
+from condensery.networks import linear, native
 
 SIZES = {
     "hidden_size": 64,
@@ -58,3 +58,9 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     elif native.kernels() is None:
         pytest.skip("no compiler when it was installed")
     return str(request.param)
+
+
+@pytest.fixture
+def plain_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where torch's own products in fp32 are as fast: they stay as they are."""
+    monkeypatch.setattr(linear, "fp32_gains", lambda: False)

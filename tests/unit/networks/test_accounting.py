@@ -65,6 +65,7 @@ def test_without_the_copy_path_no_pointer_is_counted() -> None:
     assert cost.compress(1, 2) == read + 2 * 2 * (20 + 20) + 2 * 4
 
 
+@pytest.mark.usefixtures("plain_fp32")
 @pytest.mark.parametrize("shape", [{}, {"walk": True}, {"copy": False}], ids=str)
 def test_the_compressors_figure_is_what_torch_counts(shape: dict[str, bool]) -> None:
     pair = tiny_pair(**shape)

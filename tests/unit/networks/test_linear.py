@@ -1,8 +1,11 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from condensery.networks import linear
 from condensery.networks.linear import Dense, can_prepack, prepack_linears
 
 CPU = torch.device("cpu")
@@ -69,11 +72,31 @@ def test_layers_are_replaced_and_the_network_gives_the_same(dtype: torch.dtype) 
         close(network(inputs), before.float())
 
 
-def test_fp32_layers_are_left_as_they_are_unless_that_is_wanted() -> None:
+def test_fp32_layers_are_left_as_they_are_unless_it_gains_or_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = nn.Sequential(nn.Linear(4, 4))
+    monkeypatch.setattr(linear, "fp32_gains", lambda: False)
     assert prepack_linears(network) == 0
     assert type(network[0]) is nn.Linear
     assert prepack_linears(network.double(), fp32=True) == 0
+    network.float()
+    monkeypatch.setattr(linear, "fp32_gains", lambda: True)
+    assert prepack_linears(network) == 1
+
+
+@pytest.mark.parametrize(("seconds", "wanted"), [((1.0, 1.1), False), ((1.0, 1.5), True)])
+def test_fp32_gains_where_a_prepacked_product_is_clearly_sooner_done(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], wanted: bool
+) -> None:
+    taken = iter(seconds)  # the prepacked one is tried first
+
+    def timed(product: Callable[[], torch.Tensor]) -> float:
+        assert product().shape == (256, 1536)
+        return next(taken)
+
+    monkeypatch.setattr(linear, "_least", timed)
+    assert linear.fp32_gains.__wrapped__() is wanted
 
 
 def test_a_subclass_of_linear_is_not_replaced() -> None:

@@ -15,6 +15,7 @@ from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.networks.weight_files import ModelFolder
 
 
+@pytest.mark.usefixtures("plain_fp32")
 @pytest.mark.parametrize("kept", [(), (1,)])
 def test_figures_are_those_of_the_network_that_runs(kept: tuple[int, ...], tmp_path: Path) -> None:
     model = grown(write_language_model(tmp_path / "lm"), torch.randn(K, 32))

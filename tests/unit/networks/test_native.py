@@ -60,6 +60,35 @@ def test_a_row_does_not_hang_on_others_and_one_with_a_nan_fails_alone(dtype: tor
     assert large.isfinite().all()
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("length", [1, 16, 48, 100, 128, 1024, 1040])
+def test_softmax_is_that_of_torch(length: int) -> None:
+    scores = (10 * torch.randn(3, 5, length, generator=torch.Generator().manual_seed(1))).bfloat16()
+    scores[0, 1, length // 2 :] = -torch.inf
+    scores[0, 1, 0] = 3.0
+    scores[1, 2, -1] = torch.nan
+    scores[2, 3] = -torch.inf
+    scores[2, 4, 0] = 3e38
+    wanted = scores.float().softmax(-1)
+    got = native.softmax(scores.clone())
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.float(), wanted, atol=1e-37, rtol=2**-8, equal_nan=True)
+    assert got[1, 2].isnan().all()
+    assert int(got.isnan().any(-1).sum()) == 2, "each row by itself"
+
+
+def test_softmax_of_what_the_kernel_does_not_take_is_torchs() -> None:
+    for scores in (
+        torch.randn(2, 32),
+        torch.randn(32, 2).bfloat16().T,
+        torch.randn(2, 32, dtype=torch.bfloat16, requires_grad=True),
+        torch.randn(2, 0, dtype=torch.bfloat16),
+    ):
+        before = scores.clone()
+        assert torch.equal(native.softmax(scores), scores.softmax(-1))
+        assert torch.equal(scores, before)
+
+
 @built
 def test_rows_are_rounded_and_scaled_by_their_largest() -> None:
     for dtype in DTYPES:

@@ -187,6 +187,7 @@ def test_adapters_are_merged_into_the_half_they_are_of() -> None:
     assert close(states, other)
 
 
+@pytest.mark.usefixtures("plain_fp32")
 def test_a_compressor_that_shares_the_generators_weights_adapts_its_own_copy() -> None:
     config = decoder_config("mistral", len(with_specials(bpe("mistral")).get_vocab()))
     shape = causal_shape("enclosed", shared=True, adapter_scale=2.0)
