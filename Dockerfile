@@ -7,7 +7,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY model_store model_store
-# A compiler, for the kernel that generators on a CPU have; it stays in this stage.
+# A compiler, for the kernels that a CPU has of ours; it stays in this stage.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && python service/condensery/networks/native.py
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

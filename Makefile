@@ -153,7 +153,7 @@ release: install ## Write dist/: the wheel, its SBOM (CycloneDX) and their check
 	build/tools/bin/cyclonedx-py environment --output-reproducible --output-file dist/condensery.cdx.json build/release/bin/python
 	cd dist && sha256sum *.whl *.json | tee SHA256SUMS
 
-lock: $(VENV)/.bench $(VENV)/.browser ## Write the versions in .venv to requirements.lock, once they are tested
+lock: $(VENV)/.peers $(VENV)/.browser ## Write the versions in .venv to requirements.lock, once they are tested
 	@$(PIP) freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//' > $(LOCK).new
 	@! grep -nE '@|://' $(LOCK).new || { echo "$(LOCK).new names a place, not a version"; exit 1; }
 	@{ sed -n '/^#/p' $(LOCK); cat $(LOCK).new; } > $(LOCK).tmp; mv $(LOCK).tmp $(LOCK); rm $(LOCK).new

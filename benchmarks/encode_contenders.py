@@ -2,11 +2,13 @@
 
 The peers but sentence-transformers are engines for a graph, and come without tokenising or
 batching. They get what sentence-transformers does: transformers' tokenizer, batches of 32 texts
-sorted by length and padded, the mean of the hidden states, in fp32, of length 1.
+sorted by length and padded, the mean of the hidden states, of length 1.
 """
 
 import asyncio
 import importlib.util
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,7 +33,7 @@ ENGINES = {
 
 Vectors = NDArray[np.float32]
 Encode = Callable[[list[str]], Vectors]
-# Token ids and mask, (texts, longest) each, to vectors; the last item says what is read whence.
+# Token ids and mask, (texts, longest) each, to vectors.
 Forward = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 
 
@@ -46,6 +48,7 @@ def contenders(engines: Sequence[str] | None = None) -> tuple[list[str], list[st
         engine
         for engine in wanted
         if any(importlib.util.find_spec(name) is None for name in NEEDS.get(engine, ()))
+        or (engine == COMPILED and shutil.which(os.environ.get("CXX", "g++")) is None)
     ]
     return [
         f"{engine} {short}"
@@ -143,7 +146,9 @@ def load_openvino(dtype: str, store: Path) -> tuple[dict[str, Any], Encode]:
         queue.wait_all()
         return vectors
 
-    streams = compiled.get_property("NUM_STREAMS")
+    told = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    assert told == hint, f"OpenVINO runs in {told}"
+    streams = int(compiled.get_property("NUM_STREAMS"))
     return {"streams": streams, "requests": len(queue), "dtype": dtype}, encode
 
 
@@ -181,7 +186,7 @@ def load_compiled(dtype: str, store: Path) -> tuple[dict[str, Any], Encode]:
     model = torch.compile(pooled(store, dtype), dynamic=True)
 
     def forward(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             return model(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
 
     return {"threads": torch.get_num_threads(), "dtype": dtype}, padded(store, forward)

@@ -6,6 +6,7 @@ By default docs/benchmarks and the folders in it. Bars are medians, lines the ra
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from condensery.methods.trainer.reports import new_figure, save_figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 # That the colour-blind tell apart (Okabe and Ito): ours in blue, peers in greys and orange.
-COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#999999", "#000000")
+COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#999999", "#000000", "#D55E00", "#CC79A7")
 OURS = "condensery"
 
 
@@ -29,7 +30,7 @@ def colours_of(names: Sequence[str]) -> Mapping[str, str]:
     others = [name for name in names if name not in ours]
     return {
         **dict(zip(ours, COLOURS[:3], strict=False)),
-        **dict(zip(others, COLOURS[3:], strict=False)),
+        **dict(zip(others, itertools.cycle(COLOURS[3:]), strict=False)),
     }
 
 

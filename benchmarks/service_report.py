@@ -100,6 +100,6 @@ def render_infinity(versions: Mapping[str, str]) -> str:
         return "- infinity was not installed here, so that it was not run."
     named = ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
-        "- infinity runs in an environment of its own, for it needs older packages than ours"
-        f" ({named}):\n  its torch engine, all else at its defaults."
+        f"- infinity runs in an environment of its own, for it needs older packages ({named}): its\n"
+        "  torch engine without BetterTransformer, which its wheel does not bring; no log of requests."
     )

@@ -1,11 +1,14 @@
-"""How the composition root imports what is heavy."""
+"""How the composition root imports what is heavy, and gives back what is free."""
 
+import asyncio
 import gc
 import subprocess
 import sys
 
 import pytest
 
+from condensery import server
+from condensery.runtime import device
 from condensery.server import kept_for_good
 
 IMPORTS = """
@@ -29,3 +32,22 @@ def test_an_import_that_fails_leaves_garbage_to_be_collected() -> None:
     with pytest.raises(ModuleNotFoundError), kept_for_good():
         import there_is_no_such_module  # type: ignore[import-not-found]  # noqa: F401
     assert gc.isenabled()
+
+
+async def test_what_is_free_is_given_back_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims, twice = 0, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def trim() -> None:
+        nonlocal trims
+        trims += 1
+        if trims == 2:
+            loop.call_soon_threadsafe(twice.set)
+
+    monkeypatch.setattr(device, "trim_memory", trim)
+    monkeypatch.setattr(server, "TRIM_SECONDS", 0.01)
+    task = asyncio.create_task(server._trim_regularly())
+    try:
+        await asyncio.wait_for(twice.wait(), 60)
+    finally:
+        task.cancel()

@@ -55,6 +55,9 @@ def attend(
     Returns:
         (total, heads, size), dtype of ``query``; filler rows hold nothing of meaning.
     """
+    far = reach is None or reach >= packing.longest - 1
+    if far and native.can_attend_packed(query, key, value):
+        return native.attend_packed(query, key, value, packing.row_ends, scale=scale, causal=causal)
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:  # varlen_attn of torch 2.11 knows no shared key heads either
         key, value = (rows.repeat_interleave(repeats, dim=1) for rows in (key, value))
@@ -109,7 +112,7 @@ def _products(
     else:
         hidden = query.new_zeros(1)
     scores = torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=scale)
-    return torch.bmm(native.softmax(scores), value).view(sequences, heads, length, size)
+    return torch.bmm(scores.softmax(-1), value).view(sequences, heads, length, size)
 
 
 def _band(length: int, reach: int, causal: bool, like: Tensor, mask: Tensor | None) -> Tensor:

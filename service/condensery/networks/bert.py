@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from condensery.networks import native
 from condensery.networks.attention import attend, attend_padded
 from condensery.networks.linear import Dense
 from condensery.networks.packing import Packing
@@ -90,8 +91,8 @@ class FusedAttention(nn.Module):
         """Return the heads' outputs side by side, (total, heads * size)."""
         scale = self.head_size**-0.5
         projected = self.projections(hidden).view(-1, 3, self.heads, self.head_size)
-        if hidden.is_cuda:
-            query, key, value = projected.unbind(1)
+        query, key, value = projected.unbind(1)
+        if hidden.is_cuda or native.can_attend_packed(query, key, value):
             output = attend(packing, query, key, value, scale=scale, causal=False)
         else:
             # One gather for all three, instead of one each.

@@ -7,6 +7,7 @@ through its attention interface runs in steps (``caching.Step``, ``paging.Tokens
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -48,10 +49,27 @@ def attend(
     keys, values = step.cache.layer(layer)
     keys.index_copy_(0, step.places, key)
     values.index_copy_(0, step.places, value)
+    return see(step, layer, query, key, value, scale=scale, window=window)
+
+
+def see(
+    step: Step | Tokens,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Do what ``attend`` does once a step's keys and values are in the cache."""
+    keys, values = step.cache.layer(layer)
     if isinstance(step, Tokens):
         return paged_attention(step, query, keys, values, scale=scale, window=window)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _varlen(step, query, keys, values, scale, window)
+    if step.singles == step.padded and native.can_attend(query):
+        return native.attend(query, keys, values, *step.singles_see(window), scale)
     output = torch.empty_like(query)
     if step.singles and native.can_attend(query):
         first = query[: step.singles]
@@ -65,7 +83,8 @@ def attend(
         # One that begins its prompt has all it sees at hand.
         read = (keys[seen], values[seen]) if chunk.start else (key[rows], value[rows])
         output[rows] = _chunk(chunk.start, query[rows], *read, scale=scale, window=window)
-    output[step.total :] = 0.0  # filler: not what happened to lie there, a NaN maybe
+    if step.padded > step.total:
+        output[step.total :] = 0.0  # not what happened to lie there, a NaN maybe
     return output
 
 
@@ -99,6 +118,10 @@ def _chunk(
 ) -> Tensor:
     """Attend from ``query`` (rows, heads, size), at positions from ``start``, to all its keys."""
     count, heads, size = query.shape
+    if (window is None or window >= start + count) and native.can_attend_packed(query, key, value):
+        return native.attend_packed(
+            query, key, value, np.array([count]), scale=scale, causal=True, before=start
+        )
     shared = key.shape[1]
     mask = None
     if start or (window is not None and window < count):

@@ -21,7 +21,8 @@ from torch import Tensor
 # Positions that are given out together.
 BLOCK = 16
 # oneDNN prepares each product for each new number of rows: 0.4 ms and up to 0.6 MB. On a CPU a
-# step's rows are therefore rounded up with filler, to less where a few rows are a large part of it.
+# step's rows are therefore rounded up with filler, to less where a few rows are a large part of it;
+# not those that are read of it, which are as many as sequences at most.
 EXACT_ROWS = 16
 FEW_ROWS, FEW_MULTIPLE, MULTIPLE = 64, 8, 16
 

@@ -26,7 +26,7 @@ def can_prepack(device: torch.device, dtype: torch.dtype, *, fp32: bool = False)
     Args:
         device: Theirs.
         dtype: Theirs.
-        fp32: In fp32 too, where it gains nothing for many rows.
+        fp32: Whether fp32 in any case, and not where ``fp32_gains`` says so.
     """
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -39,25 +39,31 @@ def can_prepack(device: torch.device, dtype: torch.dtype, *, fp32: bool = False)
 def fp32_gains() -> bool:
     """Tell whether prepacked products in fp32 are clearly faster here than torch's own.
 
-    Tried once a process, 10 to 40 ms.
+    Tried once a process, 10 to 40 ms. They cost that weights are copies, and no longer mapped from
+    their file.
     """
     rows, inputs, outputs = TRIAL
-    with torch.inference_mode():
-        rows_, weight = torch.ones(rows, inputs), torch.ones(outputs, inputs)
+    with torch.inference_mode(), torch.device("cpu"):
+        some = torch.ones(rows, inputs, dtype=torch.float32)
+        weight = torch.ones(outputs, inputs, dtype=torch.float32)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         ops = torch.ops.mkldnn._linear_pointwise
-        prepacked = _least(lambda: ops.default(rows_, packed, None, "none", [], ""))
-        return _least(lambda: F.linear(rows_, weight)) > CLEARLY * prepacked
+        plain, prepacked = _least(
+            lambda: F.linear(some, weight),
+            lambda: ops.default(some, packed, None, "none", [], ""),
+        )
+    return plain > CLEARLY * prepacked
 
 
-def _least(product: Callable[[], Tensor]) -> float:
-    """Return the least seconds that a product took: what others do makes some longer."""
-    seconds = []
+def _least(*products: Callable[[], Tensor]) -> list[float]:
+    """Return the least seconds that each took, by turns: what others do makes some longer."""
+    seconds: list[list[float]] = [[] for _ in products]
     for _ in range(TRIALS):
-        began = time.perf_counter()
-        product()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+        for product, taken in zip(products, seconds, strict=True):
+            began = time.perf_counter()
+            product()
+            taken.append(time.perf_counter() - began)
+    return list(map(min, seconds))
 
 
 @runtime_checkable

@@ -1,8 +1,9 @@
 /* What a CPU does beside products, where torch takes a dozen calls, or long.
  *
  * Attention of one query row a sequence to its own keys and values in a cache, for which torch has
- * no operation; the rounding of rows to 8 bits, before and after a product of integers; and the
- * softmax of rows in bf16.
+ * no operation; attention of whole sequences that lie end to end, in bf16; the rounding of rows to
+ * 8 bits, before and after a product of integers; norms; and rotary positions, on the way to a
+ * cache.
  *
  * Numbers are fp32 inside. Each row is computed by itself, so that none depends on what else is in
  * a step.
@@ -17,8 +18,14 @@
 #else
 #define BEST
 #endif
+#if defined(__x86_64__) && !defined(ONE_KIND)
+#include <immintrin.h>
+#define WIDE_KERNELS 1
+#else
+#define WIDE_KERNELS 0
+#endif
 
-enum { MOST_SIZE = 512, MOST_SCORES = 1024, LANES = 16 };
+enum { MOST_SIZE = 512, LANES = 16 };
 
 INLINE float widened(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -78,17 +85,12 @@ INLINE void softmax(float *scores, int64_t count) {
     for (int64_t p = 0; p < count; p++) scores[p] *= share;
 }
 
-/* The compiler makes half of AVX512 from loops like those above: here it is written out. */
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define WIDE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+/* No compiler makes products of pairs in bf16 from loops like those above: here they are written
+ * out, for AVX512. */
+#if WIDE_KERNELS
+#define DOTS __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
-WIDE INLINE __m512 widened_all(const uint16_t *from) {
-    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-}
-
-WIDE INLINE void narrow_all(__m512 value, uint16_t *to) {
+DOTS INLINE void narrow_all(__m512 value, uint16_t *to) {
     __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
     bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
@@ -99,7 +101,7 @@ WIDE INLINE void narrow_all(__m512 value, uint16_t *to) {
 }
 
 /* As `exponential`; the smaller operand of a minimum or maximum is the second where one is NaN. */
-WIDE INLINE __m512 exponential_all(__m512 x) {
+DOTS INLINE __m512 exponential_all(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);
     __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
     __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
@@ -115,40 +117,207 @@ WIDE INLINE __m512 exponential_all(__m512 x) {
     return _mm512_scalef_ps(sum, whole);
 }
 
-WIDE static void softmax_all(uint16_t *scores, int64_t rows, int64_t length) {
-    float room[MOST_SCORES] __attribute__((aligned(64)));
-    for (int64_t row = 0; row < rows; row++, scores += length) {
-        __m512 highest = widened_all(scores), sums = _mm512_setzero_ps();
-        for (int64_t p = 0; p < length; p += LANES) {
-            __m512 part = widened_all(scores + p);
-            _mm512_store_ps(room + p, part);
-            highest = _mm512_max_ps(part, highest);
+enum { TILE = 6, SPAN = 2 * LANES };
+
+/* Two numbers of a key in each lane, 16 keys side by side, (keys / 16, size / 2, 16); keys that
+ * there are not are 0. */
+INLINE void pack_keys(const uint16_t *keys, int64_t stride, int64_t count, int64_t padded,
+                      int64_t size, uint32_t *packed) {
+    int64_t half = size / 2;
+    for (int64_t key = 0; key < padded; key++) {
+        uint32_t *own = packed + key / LANES * half * LANES + key % LANES;
+        for (int64_t j = 0; j < half; j++) {
+            uint32_t pair = 0;
+            if (key < count) memcpy(&pair, keys + key * stride + 2 * j, sizeof pair);
+            own[j * LANES] = pair;
         }
-        __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(highest));
-        for (int64_t p = 0; p < length; p += LANES) {
-            __m512 part = exponential_all(_mm512_sub_ps(_mm512_load_ps(room + p), most));
-            _mm512_store_ps(room + p, part);
-            sums = _mm512_add_ps(sums, part);
-        }
-        __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sums));
-        for (int64_t p = 0; p < length; p += LANES)
-            narrow_all(_mm512_mul_ps(_mm512_load_ps(room + p), share), scores + p);
     }
+}
+
+/* The same number of two values in each lane, (values / 2, size / 16, 16). */
+DOTS INLINE void pack_values(const uint16_t *values, int64_t stride, int64_t count, int64_t padded,
+                             int64_t size, uint32_t *packed) {
+    for (int64_t value = 0; value < padded; value += 2)
+        for (int64_t d = 0; d < size; d += LANES, packed += LANES) {
+            __m512i first = _mm512_setzero_si512(), second = first;
+            const uint16_t *own = values + value * stride + d;
+            if (value < count)
+                first = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)own));
+            if (value + 1 < count)
+                second = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(own + stride)));
+            _mm512_storeu_si512(packed, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+        }
+}
+
+/* The pair of numbers at `from`, in all lanes. */
+DOTS INLINE __m512bh pair_at(const uint16_t *from) {
+    int32_t pair;
+    memcpy(&pair, from, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+}
+
+DOTS INLINE __m512bh pairs_at(const uint32_t *from) {
+    return (__m512bh)_mm512_loadu_si512(from);
+}
+
+/* Scores of TILE queries and all keys, (TILE, padded). */
+DOTS INLINE void score_tile(const uint16_t *const *queries, const uint32_t *keys, int64_t padded,
+                            int64_t size, float *scores) {
+    int64_t half = size / 2;
+    for (int64_t p = 0; p < padded; p += SPAN) {
+        const uint32_t *left = keys + p * half, *right = left + half * LANES;
+        __m512 sums[TILE][2];
+        for (int r = 0; r < TILE; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+        for (int64_t j = 0; j < half; j++) {
+            __m512bh first = pairs_at(left + j * LANES), second = pairs_at(right + j * LANES);
+            for (int r = 0; r < TILE; r++) {
+                __m512bh query = pair_at(queries[r] + 2 * j);
+                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], query, first);
+                sums[r][1] = _mm512_dpbf16_ps(sums[r][1], query, second);
+            }
+        }
+        for (int r = 0; r < TILE; r++) {
+            _mm512_storeu_ps(scores + r * padded + p, sums[r][0]);
+            _mm512_storeu_ps(scores + r * padded + p + LANES, sums[r][1]);
+        }
+    }
+}
+
+DOTS INLINE __mmask16 first_lanes(int64_t count) {
+    return count >= LANES ? 0xffff : count > 0 ? (__mmask16)((1 << count) - 1) : 0;
+}
+
+/* A row of scores to weights in bf16 that add up to what is returned; 0 from key `seen` on. */
+DOTS INLINE float weigh(float *scores, int64_t seen, int64_t padded, float scale, uint16_t *to) {
+    __m512 none = _mm512_set1_ps(-INFINITY), highest = none, sums = _mm512_setzero_ps();
+    for (int64_t p = 0; p < padded; p += LANES) {
+        __m512 part = _mm512_mul_ps(_mm512_loadu_ps(scores + p), _mm512_set1_ps(scale));
+        part = _mm512_mask_mov_ps(none, first_lanes(seen - p), part);
+        _mm512_storeu_ps(scores + p, part);
+        highest = _mm512_max_ps(part, highest);
+    }
+    __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(highest));
+    for (int64_t p = 0; p < padded; p += LANES) {
+        __m512 part = exponential_all(_mm512_sub_ps(_mm512_loadu_ps(scores + p), most));
+        part = _mm512_maskz_mov_ps(first_lanes(seen - p), part);
+        sums = _mm512_add_ps(sums, part);
+        _mm256_storeu_si256((__m256i *)(to + p), (__m256i)_mm512_cvtneps_pbh(part));
+    }
+    return _mm512_reduce_add_ps(sums);
+}
+
+/* Sums of values by TILE rows of weights, each over its sum, 32 numbers from `d` on. */
+DOTS INLINE void mix_tile(const uint16_t *weights, const uint32_t *values, const float *sums,
+                          int64_t rows, int64_t padded, int64_t size, int64_t d, uint16_t *output,
+                          int64_t stride) {
+    __m512 mixed[TILE][2];
+    for (int r = 0; r < TILE; r++) mixed[r][0] = mixed[r][1] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < padded; p += 2) {
+        const uint32_t *own = values + p / 2 * size + d;
+        __m512bh first = pairs_at(own), second = pairs_at(own + LANES);
+        for (int r = 0; r < TILE; r++) {
+            __m512bh weight = pair_at(weights + r * padded + p);
+            mixed[r][0] = _mm512_dpbf16_ps(mixed[r][0], weight, first);
+            mixed[r][1] = _mm512_dpbf16_ps(mixed[r][1], weight, second);
+        }
+    }
+    for (int64_t r = 0; r < TILE; r++) {
+        if (r >= rows) break;
+        __m512 share = _mm512_set1_ps(1.0f / sums[r]);
+        narrow_all(_mm512_mul_ps(mixed[r][0], share), output + r * stride + d);
+        narrow_all(_mm512_mul_ps(mixed[r][1], share), output + r * stride + d + LANES);
+    }
+}
+
+/* One head of one sequence, its keys and values packed; so many keys are before the first query. */
+DOTS INLINE void attend_head(const uint16_t *query, int64_t query_stride, const uint32_t *keys,
+                             const uint32_t *values, uint16_t *output, int64_t stride,
+                             int64_t count, int64_t before, int64_t padded, int64_t size,
+                             float scale, int64_t causal, float *scores, uint16_t *weights) {
+    for (int64_t first = 0; first < count; first += TILE) {
+        const uint16_t *queries[TILE];
+        float sums[TILE];
+        int64_t rows = count - first < TILE ? count - first : TILE;
+        int64_t last = first + rows;
+        int64_t reach = causal ? (before + last + SPAN - 1) / SPAN * SPAN : padded;
+        for (int64_t r = 0; r < TILE; r++) /* the last one again for those that there are not */
+            queries[r] = query + (r < rows ? first + r : last - 1) * query_stride;
+        score_tile(queries, keys, reach, size, scores);
+        for (int64_t r = 0; r < TILE; r++) {
+            int64_t seen = before + (causal ? (r < rows ? first + r : last - 1) + 1 : count);
+            sums[r] = weigh(scores + r * reach, seen, reach, scale, weights + r * reach);
+        }
+        for (int64_t d = 0; d < size; d += SPAN)
+            mix_tile(weights, values, sums, rows, reach, size, d, output + first * stride, stride);
+    }
+}
+
+DOTS INLINE void attend_sequences(const uint16_t *query, const uint16_t *keys,
+                                  const uint16_t *values, uint16_t *output, const int64_t *ends,
+                                  int64_t sequences, int64_t before, int64_t heads, int64_t shared,
+                                  int64_t size, const int64_t *strides, float scale,
+                                  int64_t causal, uint32_t *room, int64_t longest) {
+    int64_t start = 0, stride = heads * size, group = heads / shared;
+    uint32_t *packed = room, *mixed = packed + longest * size / 2;
+    float *scores = (float *)(mixed + longest * size / 2);
+    uint16_t *weights = (uint16_t *)(scores + TILE * longest);
+    for (int64_t s = 0; s < sequences; start = ends[s++]) {
+        int64_t count = ends[s] - start, all = before + count;
+        int64_t padded = (all + SPAN - 1) / SPAN * SPAN;
+        for (int64_t h = 0; h < shared; h++) {
+            pack_keys(keys + start * strides[1] + h * size, strides[1], all, padded, size, packed);
+            pack_values(values + start * strides[2] + h * size, strides[2], all, padded, size,
+                        mixed);
+            for (int64_t head = h * group; head < (h + 1) * group; head++)
+                attend_head(query + start * strides[0] + head * size, strides[0], packed, mixed,
+                            output + start * stride + head * size, stride, count, before, padded,
+                            size, scale, causal, scores, weights);
+        }
+    }
+}
+
+DOTS static void attend_by_dots(const uint16_t *query, const uint16_t *keys,
+                                const uint16_t *values, uint16_t *output, const int64_t *ends,
+                                int64_t sequences, int64_t before, int64_t heads, int64_t shared,
+                                int64_t size, const int64_t *strides, float scale, int64_t causal,
+                                uint32_t *room, int64_t longest) {
+#define SIZED(width)                                                                          \
+    attend_sequences(query, keys, values, output, ends, sequences, before, heads, shared, width, \
+                     strides, scale, causal, room, longest)
+    if (size == 32) SIZED(32);
+    else if (size == 64) SIZED(64);
+    else SIZED(size);
 }
 #endif
 
-/* In place, of each row of (rows, length) in bf16; length: a multiple of 16, at most 1024.
- * Returns whether this machine can. */
-int64_t condensery_softmax(uint16_t *scores, int64_t rows, int64_t length) {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-        softmax_all(scores, rows, length);
-        return 1;
-    }
-#endif
-    (void)scores, (void)rows, (void)length;
+/* Whether this machine, and the build of this file, have attention of whole sequences. */
+int64_t condensery_has_dots(void) {
+#if WIDE_KERNELS
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+#else
     return 0;
+#endif
+}
+
+/* Attention within sequences that lie end to end, in bf16. query: (rows, heads, size), keys and
+ * values: (rows, shared, size), rows so many numbers apart as strides has of the three; output:
+ * (rows, heads, size). ends: where each sequence ends. before: of one sequence alone, so many of
+ * its keys are before its first query. size: a multiple of 32. longest: the most keys of a
+ * sequence, rounded up to a multiple of 32. room: for longest * (size + 9) numbers of 32 bits. */
+void condensery_attend_packed(const uint16_t *query, const uint16_t *keys, const uint16_t *values,
+                              uint16_t *output, const int64_t *ends, int64_t sequences,
+                              int64_t before, int64_t heads, int64_t shared, int64_t size,
+                              const int64_t *strides, float scale, int64_t causal, uint32_t *room,
+                              int64_t longest) {
+#if WIDE_KERNELS
+    attend_by_dots(query, keys, values, output, ends, sequences, before, heads, shared, size,
+                   strides, scale, causal, room, longest);
+#else
+    (void)query, (void)keys, (void)values, (void)output, (void)ends, (void)sequences;
+    (void)before, (void)heads, (void)shared, (void)size, (void)strides, (void)scale, (void)causal;
+    (void)room, (void)longest;
+#endif
 }
 
 /* Positions outermost: a position's keys of all heads lie side by side. */
@@ -268,4 +437,77 @@ BEST void condensery_scale(int64_t bf16, const float *product, const float *size
             for (int64_t d = 0; d < width; d++) floats[d] = own[d] * size + (bias ? bias[d] : 0.0f);
         }
     }
+}
+
+INLINE void put(void *table, int64_t place, float value, int bf16) {
+    if (bf16) ((uint16_t *)table)[place] = narrowed(value);
+    else ((float *)table)[place] = value;
+}
+
+INLINE void normalise_all(int bf16, const void *inputs, const void *weight, void *output,
+                          int64_t rows, int64_t width, float eps) {
+    for (int64_t first = 0; first < rows * width; first += width) {
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t d = 0; d < width; d++) {
+            float value = number(inputs, first + d, bf16);
+            sum += value * value;
+        }
+        float factor = 1.0f / sqrtf(sum / (float)width + eps);
+#pragma omp simd
+        for (int64_t d = 0; d < width; d++)
+            put(output, first + d,
+                number(inputs, first + d, bf16) * factor * number(weight, d, bf16), bf16);
+    }
+}
+
+/* Rows over the root of their mean square, times weight, (width): (rows, width), fp32 or bf16. */
+BEST void condensery_rms_norm(int64_t bf16, const void *inputs, const void *weight, void *output,
+                              int64_t rows, int64_t width, float eps) {
+    if (bf16) normalise_all(1, inputs, weight, output, rows, width, eps);
+    else normalise_all(0, inputs, weight, output, rows, width, eps);
+}
+
+/* A head turned by its position: pairs are half a head apart. */
+INLINE void turn(int bf16, void *row, int64_t first, const void *cosine, const void *sine,
+                 int64_t angles, int64_t half) {
+#pragma omp simd
+    for (int64_t d = 0; d < half; d++) {
+        float x = number(row, first + d, bf16), y = number(row, first + half + d, bf16);
+        float left = x * number(cosine, angles + d, bf16) - y * number(sine, angles + d, bf16);
+        float right = y * number(cosine, angles + half + d, bf16) +
+                      x * number(sine, angles + half + d, bf16);
+        put(row, first + d, left, bf16);
+        put(row, first + half + d, right, bf16);
+    }
+}
+
+INLINE void rotate_all(int bf16, void *query, void *key, const void *value, const void *cosine,
+                       const void *sine, void *keys, void *values, const int64_t *places,
+                       int64_t rows, int64_t heads, int64_t shared, int64_t size) {
+    size_t bytes = (size_t)(shared * size) * (bf16 ? 2 : 4);
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t head = 0; head < heads; head++)
+            turn(bf16, query, (row * heads + head) * size, cosine, sine, row * size, size / 2);
+        for (int64_t head = 0; head < shared; head++)
+            turn(bf16, key, (row * shared + head) * size, cosine, sine, row * size, size / 2);
+        size_t from = (size_t)row * bytes, to = (size_t)places[row] * bytes;
+        memcpy((char *)keys + to, (const char *)key + from, bytes);
+        memcpy((char *)values + to, (const char *)value + from, bytes);
+    }
+}
+
+/* Turn queries and keys by their positions, in place, and put keys and values in a cache. query:
+ * (rows, heads, size); key, value: (rows, shared, size); cosine, sine: (rows, size); keys, values:
+ * (positions, shared, size); places: of the rows. size: even. fp32, or all bf16. */
+BEST void condensery_rotate(int64_t bf16, void *query, void *key, const void *value,
+                            const void *cosine, const void *sine, void *keys, void *values,
+                            const int64_t *places, int64_t rows, int64_t heads, int64_t shared,
+                            int64_t size) {
+    if (bf16)
+        rotate_all(1, query, key, value, cosine, sine, keys, values, places, rows, heads, shared,
+                   size);
+    else
+        rotate_all(0, query, key, value, cosine, sine, keys, values, places, rows, heads, shared,
+                   size);
 }

@@ -28,8 +28,9 @@ SOURCE = Path(__file__).with_name("native.c")
 # Nothing of -ffast-math: a NaN must come out of NaN.
 FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("cc", "gcc", "clang")
-MOST_SIZE, MOST_SCORES, LANES = 512, 1024, 16  # of a head, and of a row, as in the source
-FEW_THREADS = 4  # of torch, up to which one thread of ours is done sooner
+# As in the source: of a head, for single rows; keys and numbers side by side; rows at a time.
+MOST_SIZE, SPAN, TILE = 512, 32, 6
+FEW_THREADS = 2  # of torch, up to which one thread of ours is done sooner
 
 
 def library() -> Path:
@@ -46,7 +47,7 @@ def build() -> str:
         return f"{target.name} is there"
     compiler = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
-        return "no C compiler: generators on a CPU do without kernels of their own, slower"
+        return "no C compiler: a CPU does without kernels of ours, slower"
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as folder:
             made = Path(folder, target.name)
@@ -78,6 +79,9 @@ def _loads(path: Path) -> bool:
 class Kernels:
     """The library's functions; numbers and addresses in.
 
+    Attributes:
+        has_attend_packed: Whether this machine has what that is written in (AVX512 with bf16).
+
     Raises:
         OSError: It is for another machine.
     """
@@ -91,11 +95,22 @@ class Kernels:
         self.round.argtypes = (whole, *[pointer] * 3, *[whole] * 2)
         self.scale = loaded.condensery_scale
         self.scale.argtypes = (whole, *[pointer] * 4, *[whole] * 2)
-        self.softmax = loaded.condensery_softmax
-        self.softmax.argtypes = (pointer, *[whole] * 2)
-        self.softmax.restype = whole
-        for function in (self.attend, self.round, self.scale):
+        self.attend_packed = loaded.condensery_attend_packed
+        self.attend_packed.argtypes = (
+            *([pointer] * 5 + [whole] * 5),
+            *(pointer, ctypes.c_float, whole, pointer, whole),
+        )
+        self.rms_norm = loaded.condensery_rms_norm
+        self.rms_norm.argtypes = (whole, *[pointer] * 3, *[whole] * 2, ctypes.c_float)
+        self.rotate = loaded.condensery_rotate
+        self.rotate.argtypes = (whole, *[pointer] * 8, *[whole] * 4)
+        for function in (
+            *(self.attend, self.round, self.scale),
+            *(self.attend_packed, self.rms_norm, self.rotate),
+        ):
             function.restype = None
+        loaded.condensery_has_dots.restype = whole
+        self.has_attend_packed = bool(loaded.condensery_has_dots())
 
 
 @cache
@@ -123,27 +138,124 @@ def can_attend(query: "Tensor") -> bool:
     return takes(query) and query.shape[2] <= MOST_SIZE
 
 
-def softmax(scores: "Tensor") -> "Tensor":
-    """Return the softmax over the last axis; ``scores`` may be overwritten.
+def can_attend_packed(query: "Tensor", key: "Tensor", value: "Tensor") -> bool:
+    """Tell whether ``attend_packed`` takes these."""
+    import torch
 
-    Where it can't be had from the kernel, it is torch's.
+    loaded, size = kernels(), query.shape[2]
+    return (
+        loaded is not None
+        and loaded.has_attend_packed
+        and query.dtype == torch.bfloat16
+        and query.device.type == "cpu"
+        and size % SPAN == 0
+        and all(part.stride()[1:] == (size, 1) for part in (query, key, value))
+        and not (torch.is_grad_enabled() and any(p.requires_grad for p in (query, key, value)))
+        and torch.get_num_threads() <= FEW_THREADS
+    )
+
+
+def attend_packed(
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    ends: "CachePositions",
+    *,
+    scale: float,
+    causal: bool,
+    before: int = 0,
+) -> "Tensor":
+    """Attend within sequences that lie end to end; returns (rows, heads, size), 0 at filler.
+
+    Args:
+        query: (rows, heads, size), as ``can_attend_packed`` has them.
+        key: (rows, key heads, size); query head ``i`` reads key head ``i // (heads / key heads)``.
+        value: As ``key``.
+        ends: Row after each sequence's last, in order; what is behind the last is filler.
+        scale: Of the scores.
+        causal: Whether a row sees none behind it.
+        before: Of one sequence alone: so many of its keys are before its first query.
+    """
+    import numpy as np
+    import torch
+
+    rows, heads, size = query.shape
+    assert len(key) == len(value) == before + rows
+    assert not before or len(ends) == 1
+    output = torch.empty(rows, heads, size, dtype=query.dtype)
+    output[int(ends[-1]) :] = 0.0
+    longest = -(-(before + int(np.diff(ends, prepend=0).max())) // SPAN) * SPAN
+    room = np.empty(longest * (size + TILE + TILE // 2), dtype=np.int32)
+    strides = np.array([part.stride(0) for part in (query, key, value)], dtype=np.int64)
+    loaded = kernels()
+    assert loaded is not None
+    loaded.attend_packed(
+        *(query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr()),
+        *(ends.ctypes.data, len(ends), before, heads, key.shape[1], size),
+        *(strides.ctypes.data, scale, causal, room.ctypes.data, longest),
+    )
+    return output
+
+
+def rms_norm(hidden: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
+    """Return ``hidden / sqrt(mean(hidden²) + eps) · weight``.
+
+    Args:
+        hidden: (..., width), fp32 or bf16.
+        weight: (width,), in the same dtype.
+        eps: Added to the mean.
     """
     import torch
 
-    loaded, length = kernels(), scores.shape[-1]
-    if (
-        loaded is None
-        or scores.dtype != torch.bfloat16
-        or scores.device.type != "cpu"
-        or not 0 < length <= MOST_SCORES
-        or length % LANES
-        or not scores.is_contiguous()
-        or scores.requires_grad
-        or torch.get_num_threads() > FEW_THREADS
-        or not loaded.softmax(scores.data_ptr(), scores.numel() // length, length)
-    ):
-        return scores.softmax(-1)
-    return scores
+    hidden = hidden.contiguous()
+    output, width = torch.empty_like(hidden), hidden.shape[-1]
+    loaded = kernels()
+    assert loaded is not None
+    assert weight.dtype == hidden.dtype
+    loaded.rms_norm(
+        *(hidden.dtype == torch.bfloat16, hidden.data_ptr(), weight.data_ptr()),
+        *(output.data_ptr(), hidden.numel() // width, width, eps),
+    )
+    return output
+
+
+def rotate(
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    cosine: "Tensor",
+    sine: "Tensor",
+    keys: "Tensor",
+    values: "Tensor",
+    places: "Tensor",
+) -> None:
+    """Turn queries and keys by their positions, in place; put keys and values in a cache.
+
+    Pairs of numbers that are turned together are half a head apart, as Llama has them. All are
+    contiguous, in fp32 or all in bf16.
+
+    Args:
+        query: (rows, heads, size).
+        key: (rows, key heads, size).
+        value: As ``key``.
+        cosine: Of each row's angles, (rows, size).
+        sine: As ``cosine``.
+        keys: The cache's, (positions, key heads, size).
+        values: As ``keys``.
+        places: Where each row belongs, (rows,), int64.
+    """
+    import torch
+
+    parts = (query, key, value, cosine, sine, keys, values)
+    assert all(part.dtype == query.dtype and part.is_contiguous() for part in parts)
+    rows, heads, size = query.shape
+    assert cosine.shape == sine.shape == (rows, size)
+    loaded = kernels()
+    assert loaded is not None
+    loaded.rotate(
+        *(query.dtype == torch.bfloat16, *(part.data_ptr() for part in parts)),
+        *(places.data_ptr(), rows, heads, key.shape[1], size),
+    )
 
 
 def round_rows(rows: "Tensor") -> tuple["Tensor", "Tensor"]:

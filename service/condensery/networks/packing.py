@@ -94,6 +94,11 @@ class Packing:
         """The longest sequence, tokens."""
         return max(self.lengths)
 
+    @property
+    def row_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Row after each sequence's last, (sequences,)."""
+        return self._ends
+
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """Where each sequence starts, and where the last ends: (sequences + 1,), int32."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from condensery.networks import native
 from condensery.networks.attention import attend, attend_padded
 from condensery.networks.bert import FAMILY, Norm, PackedLayer
 from condensery.networks.linear import Dense
@@ -349,8 +350,8 @@ class FusedExpertLayer(PackedLayer):
             index = places[:, None, None, None].expand(-1, 3, 1, self.head_size)
             projected = projected.gather(2, index)
         scale = self.head_size**-0.5
-        if hidden.is_cuda:
-            parts = projected.unbind(1)
+        parts = projected.unbind(1)
+        if hidden.is_cuda or native.can_attend_packed(*parts):
             return attend(packing, *parts, scale=scale, causal=False).flatten(1)
         padded = packing.pad(projected).unbind(1)
         return attend_padded(packing, *padded, scale=scale, causal=False).flatten(1)

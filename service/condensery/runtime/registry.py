@@ -358,8 +358,8 @@ async def load_models(
     choose_weights(halves[1], dtype, settings.generator_weights, {})  # refuses, before any is read
     places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
     say(f"loading models on {places} in {dtype_name(dtype)}")
-    if halves[1].type == "cpu" and native.kernels() is None:
-        say("generators do without kernels of their own, slower: none were built at installation")
+    if native.kernels() is None and any(on.type == "cpu" for on in (device, *halves)):
+        say("a CPU does without kernels of ours, slower: none were built at installation")
     registry = await asyncio.to_thread(
         ModelRegistry.load,
         store,

@@ -117,12 +117,12 @@ def test_what_cached_attention_does_not_do_is_refused() -> None:
         cached_attention(module, *tensors, None, step=step)
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("half", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("window", [None, 5])
-def test_a_gpu_sees_in_bf16_what_a_cpu_sees(window: int | None) -> None:
+def test_a_device_sees_in_bf16_what_a_cpu_sees_in_fp32(window: int | None, half: str) -> None:
     lengths, shared = [7, 40, 33], 2
     outs = []
-    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+    for device, dtype in (("cpu", torch.float32), (half, torch.bfloat16)):
         cache = Cache(1, 96, shared, SIZE * 8, dtype=dtype, device=torch.device(device))
         source = torch.Generator().manual_seed(0)
         out = []
@@ -136,6 +136,9 @@ def test_a_gpu_sees_in_bf16_what_a_cpu_sees(window: int | None) -> None:
                 torch.randn(step.total, heads, SIZE * 8, generator=source).to(device, dtype)
                 for heads in (HEADS, shared, shared)
             ]
-            out.append(attend(step, 0, *tensors, scale=0.125, window=window).float().cpu())
+            filler = (0, 0, 0, 0, 0, step.padded - step.total)
+            padded = [nn.functional.pad(tensor, filler) for tensor in tensors]
+            seen = attend(step, 0, *padded, scale=0.125, window=window)[: step.total]
+            out.append(seen.float().cpu())
         outs.append(torch.cat(out))
     torch.testing.assert_close(*outs, atol=0.05, rtol=0.05)

@@ -1,17 +1,28 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from condensery.networks import native
 
 built = pytest.mark.skipif(native.kernels() is None, reason="no compiler when it was installed")
 DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @built
@@ -60,33 +71,131 @@ def test_a_row_does_not_hang_on_others_and_one_with_a_nan_fails_alone(dtype: tor
     assert large.isfinite().all()
 
 
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("length", [1, 16, 48, 100, 128, 1024, 1040])
-def test_softmax_is_that_of_torch(length: int) -> None:
-    scores = (10 * torch.randn(3, 5, length, generator=torch.Generator().manual_seed(1))).bfloat16()
-    scores[0, 1, length // 2 :] = -torch.inf
-    scores[0, 1, 0] = 3.0
-    scores[1, 2, -1] = torch.nan
-    scores[2, 3] = -torch.inf
-    scores[2, 4, 0] = 3e38
-    wanted = scores.float().softmax(-1)
-    got = native.softmax(scores.clone())
-    assert got.dtype == torch.bfloat16
-    torch.testing.assert_close(got.float(), wanted, atol=1e-37, rtol=2**-8, equal_nan=True)
-    assert got[1, 2].isnan().all()
-    assert int(got.isnan().any(-1).sum()) == 2, "each row by itself"
+packs = pytest.mark.skipif(
+    (loaded := native.kernels()) is None or not loaded.has_attend_packed,
+    reason="no compiler when it was installed, or no AVX512 with bf16",
+)
+LENGTHS = [1, 5, 6, 7, 31, 32, 33, 64, 100, 130]
 
 
-def test_softmax_of_what_the_kernel_does_not_take_is_torchs() -> None:
-    for scores in (
-        torch.randn(2, 32),
-        torch.randn(32, 2).bfloat16().T,
-        torch.randn(2, 32, dtype=torch.bfloat16, requires_grad=True),
-        torch.randn(2, 0, dtype=torch.bfloat16),
+@packs
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [32, 64, 96])
+@pytest.mark.parametrize(("heads", "shared"), [(6, 6), (4, 2), (3, 1)])
+def test_attention_of_packed_sequences_is_that_of_torch(
+    size: int, heads: int, shared: int, causal: bool
+) -> None:
+    source = torch.Generator().manual_seed(size + heads)
+    whole = torch.randn(sum(LENGTHS) + 7, heads + 2 * shared, size, generator=source).bfloat16()
+    whole[sum(LENGTHS) :] = torch.nan  # filler
+    query, key, value = whole.split([heads, shared, shared], dim=1)
+    assert native.can_attend_packed(query, key, value)
+    got = native.attend_packed(query, key, value, np.cumsum(LENGTHS), scale=0.2, causal=causal)
+    assert not got[sum(LENGTHS) :].any()
+    parts = [part[: sum(LENGTHS)].float().split(LENGTHS) for part in (query, key, value)]
+    for out, *rows in zip(got[: sum(LENGTHS)].float().split(LENGTHS), *parts, strict=True):
+        wanted = F.scaled_dot_product_attention(
+            *(part.transpose(0, 1)[None] for part in rows),
+            scale=0.2,
+            is_causal=causal,
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+        # Weights and outputs are rounded to bf16, each by at most 2^-9 of itself.
+        reach = rows[2].abs().max() * 2**-8
+        torch.testing.assert_close(out, wanted, atol=float(reach), rtol=2**-8)
+
+
+@packs
+@pytest.mark.parametrize("before", [0, 1, 31, 200])
+@pytest.mark.parametrize("count", [1, 6, 40])
+def test_pieces_of_a_sequence_see_what_is_before_them(before: int, count: int) -> None:
+    source = torch.Generator().manual_seed(before)
+    query, key, value = (
+        torch.randn(before + count, heads, 64, generator=source).bfloat16() for heads in (4, 2, 2)
+    )
+    ends = np.array([before + count])
+    whole = native.attend_packed(query, key, value, ends, scale=0.1, causal=True)
+    piece = native.attend_packed(
+        query[before:], key, value, np.array([count]), scale=0.1, causal=True, before=before
+    )
+    assert torch.equal(piece, whole[before:])
+
+
+@packs
+def test_a_sequence_with_a_nan_fails_alone_and_large_scores_overflow_nothing() -> None:
+    query, key, value = (torch.randn(90, 2, 32).bfloat16() for _ in range(3))
+    key[35, 0, 3] = torch.nan
+    query[:30] *= 1e4
+    got = native.attend_packed(query, key, value, np.array([30, 60, 90]), scale=1.0, causal=False)
+    assert got[:30].isfinite().all()
+    assert got[30:60, 0].isnan().all()
+    assert got[30:60, 1].isfinite().all()
+    alone = native.attend_packed(
+        query[60:], key[60:], value[60:], np.array([30]), scale=1.0, causal=False
+    )
+    assert torch.equal(got[60:], alone), "none hangs on its neighbours"
+
+
+@packs
+def test_what_packed_attention_does_not_take_is_said() -> None:
+    good = torch.randn(8, 2, 32).bfloat16()
+    assert native.can_attend_packed(good, good, good)
+    for bad in (
+        good.float(),
+        torch.randn(8, 2, 16).bfloat16(),
+        good.transpose(1, 2).contiguous().transpose(1, 2),
+        good.clone().requires_grad_(),
     ):
-        before = scores.clone()
-        assert torch.equal(native.softmax(scores), scores.softmax(-1))
-        assert torch.equal(scores, before)
+        assert not native.can_attend_packed(bad, good, bad)
+    with torch.inference_mode():
+        learnt = good.clone().requires_grad_()
+        assert native.can_attend_packed(learnt, good, good)
+
+
+@built
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 20, 384])
+def test_norms_are_those_of_torch(dtype: torch.dtype, width: int) -> None:
+    source = torch.Generator().manual_seed(width)
+    hidden = (5 * torch.randn(2, 7, width, generator=source)).to(dtype)
+    hidden[0, 1], hidden[1, 2, 3] = 0.0, torch.nan
+    weight = torch.randn(width, generator=source).to(dtype)
+    got = native.rms_norm(hidden, weight, 1e-5)
+    wanted = F.rms_norm(hidden.float(), (width,), weight.float(), 1e-5)
+    assert got.dtype == dtype
+    rtol = 1e-5 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(got.float(), wanted, atol=1e-6, rtol=rtol, equal_nan=True)
+    assert got[1, 2].isnan().all()
+    assert int(got.isnan().any(-1).sum()) == 1
+
+
+@built
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 64, 80])
+def test_queries_and_keys_are_turned_as_transformers_does_and_cached(
+    dtype: torch.dtype, size: int
+) -> None:
+    source = torch.Generator().manual_seed(size)
+    query, key, value = (
+        torch.randn(5, heads, size, generator=source).to(dtype) for heads in (4, 2, 2)
+    )
+    angles = torch.randn(5, size, generator=source)
+    cosine, sine = angles.cos().to(dtype), angles.sin().to(dtype)
+    wanted = apply_rotary_pos_emb(
+        *(part.float() for part in (query, key, cosine, sine)), unsqueeze_dim=1
+    )
+    keys, values = (torch.full((32, 2, size), torch.nan, dtype=dtype) for _ in range(2))
+    places = torch.tensor([30, 2, 9, 8, 0])
+    before = value.clone()
+    native.rotate(query, key, value, cosine, sine, keys, values, places)
+    atol = 1e-5 if dtype == torch.float32 else 2**-6
+    for got, right in zip((query, key), wanted, strict=True):
+        torch.testing.assert_close(got.float(), right, atol=atol, rtol=2**-8)
+    assert torch.equal(keys[places], key)
+    assert torch.equal(values[places], before)
+    left = torch.ones(32, dtype=torch.bool)
+    left[places] = False
+    assert keys[left].isnan().all(), "no other place is touched"
 
 
 @built

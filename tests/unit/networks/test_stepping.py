@@ -4,15 +4,19 @@ import torch
 from tiny_generators import KINDS, Reference, tiny_causal
 
 from condensery.errors import CorruptModel
+from condensery.networks import native
 from condensery.networks.caching import BLOCK, Span, Step
 from condensery.networks.oscar_causal import CausalGenerator
 from condensery.networks.stepping import Stepper
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_gives_in_steps_what_it_gives_at_once(kind: str) -> None:
+def test_a_model_gives_in_steps_what_it_gives_at_once(kind: str, kernels: str) -> None:
     reference = Reference(kind)
     stepper = Stepper(reference.network)
+    parts = {type(module).__name__ for module in reference.network.modules()}
+    fused = {"StepNorm", "StepAttention"} & parts
+    assert len(fused) == (2 if kernels == "native" else 0)
     ids = torch.randint(97, (40,), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         wanted = reference.copy(ids[None]).logits[0]
@@ -53,7 +57,8 @@ def test_a_rope_that_hangs_on_the_batch_is_refused() -> None:
         Stepper(CausalGenerator(model))
 
 
-def test_an_attention_that_was_put_back_is_noticed() -> None:
+def test_an_attention_that_was_put_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernels", lambda: None)  # with them it can't be put back
     network = CausalGenerator(tiny_causal())
     stepper = Stepper(network)
     network.backbone.set_attn_implementation("sdpa")
