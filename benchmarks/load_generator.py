@@ -5,8 +5,9 @@ Run as a process of its own, so that it shares no interpreter lock with what it 
     python benchmarks/load_generator.py PORT PATH BODIES --connections 64 --seconds 5
 
 BODIES is a file with one JSON body a line; they are sent in turn, to 127.0.0.1. Prints one JSON
-object: requests, failures, seconds, latencies (milliseconds, sorted), CPU seconds, and the first
-reply to each of the first `--keep` bodies. `--self-test` measures the generator itself, against a
+object: requests, failures, seconds, latencies (milliseconds, sorted), CPU seconds, what the
+replies' `server-timing` says (milliseconds in the mean, by name), and the first reply to each of
+the first `--keep` bodies. `--self-test` measures the generator itself, against a
 server in a second process that answers at once.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length:"
+TIMING = b"server-timing:"
 GIVE_UP_SECONDS = 120.0  # after the end, for replies still on their way
 
 
@@ -37,6 +39,7 @@ class Tally:
     sent: int = 0
     failures: list[str] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)  # summed
     replies: dict[int, str] = field(default_factory=dict)
 
 
@@ -86,6 +89,7 @@ class Connection(asyncio.Protocol):
             self.fail(f"{head[9:12].decode()}: {body[:200].decode(errors='replace')}")
             return
         self.tally.latencies.append((now - self.started) * 1000)
+        add_timings(head.lower(), self.tally.timings)
         if self.which < self.tally.keep and self.which not in self.tally.replies:
             self.tally.replies[self.which] = body.decode()
         if now < self.tally.ends:
@@ -105,6 +109,16 @@ class Connection(asyncio.Protocol):
         if not self.done.done():
             self.done.set_result(None)
         self.transport.close()
+
+
+def add_timings(head: bytes, sums: dict[str, float]) -> None:
+    """Add what a reply's `server-timing` says; other servers send none."""
+    at = head.find(TIMING)
+    if at < 0:
+        return
+    for entry in head[at + len(TIMING) :].split(b"\r\n", 1)[0].split(b","):
+        name, _, value = entry.strip().decode().partition(";dur=")
+        sums[name] = sums.get(name, 0.0) + float(value or 0)
 
 
 async def run(
@@ -130,6 +144,7 @@ async def run(
         "seconds": time.perf_counter() - started,
         "latencies_ms": sorted(tally.latencies),
         "cpu_seconds": used.ru_utime + used.ru_stime,
+        "timings_ms": {name: value / len(tally.latencies) for name, value in tally.timings.items()},
         "replies": [tally.replies.get(i) for i in range(min(keep, len(requests)))],
     }
 

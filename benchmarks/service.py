@@ -126,12 +126,14 @@ def load(
     report: dict[str, Any] = json.loads(done.stdout)
     if report["failures"] or not report["requests"]:
         sys.exit(f"{server.name}, {connections} connections: failed: {report['failures'][:3]}")
-    latencies = np.asarray(report.pop("latencies_ms"))
+    latencies = np.asarray(report["latencies_ms"])
     foreign = busy_seconds() - busy - own - report["cpu_seconds"]
     return {
         "requests_per_second": report["requests"] / report["seconds"],
         "p50_ms": float(np.percentile(latencies, 50)),
         "p95_ms": float(np.percentile(latencies, 95)),
+        "mean_ms": float(latencies.mean()),
+        "timings_ms": report["timings_ms"],
         "requests": report["requests"],
         "server_cores": own / took,
         "foreign_cores": max(0.0, foreign / took),
@@ -203,6 +205,7 @@ def summarise(connections: int, cells: dict[str, list[dict[str, Any]]]) -> dict[
             key: statistics.median(cell[key] for cell in rounds)
             for key in ("requests_per_second", "p50_ms", "p95_ms", "server_cores", "foreign_cores")
         } | {"lowest": min(rates), "highest": max(rates), "rounds": rounds}
+    row[OURS]["apart"] = take_apart(cells[OURS])
     for name, rounds in cells.items():
         # Round by round, in which they took turns: a median hides that a peer has two speeds.
         ratios = [
@@ -215,6 +218,27 @@ def summarise(connections: int, cells: dict[str, list[dict[str, Any]]]) -> dict[
             "ratio_highest": max(ratios),
         }
     return row
+
+
+def take_apart(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return where a request's time goes, ms, means over all requests; they add up to the first.
+
+    What the server measures ends when its reply is made; "outside" is what is read, written and
+    sent, there and here.
+    """
+    weights = [cell["requests"] for cell in rounds]
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.average(values, weights=weights))
+
+    whole = mean([cell["mean_ms"] for cell in rounds])
+    parts = {
+        name: mean([cell["timings_ms"].get(name, 0.0) for cell in rounds])
+        for name in ("total", "tokenization", "queue", "inference")
+    }
+    total = parts.pop("total")
+    rest = total - sum(parts.values())
+    return {"whole": whole, **parts, "rest": rest, "outside": whole - total}
 
 
 def test_generator() -> dict[str, Any]:

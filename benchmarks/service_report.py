@@ -32,6 +32,12 @@ TABLE = """## {title}
 |---|---|---|---|---|---|---|
 {rows}
 
+Where a request to `condensery` spends its time, ms in the mean; the parts add up:
+
+| clients | whole | tokenizing | queue | forward pass | else inside | reading, writing, sending |
+|---|---|---|---|---|---|---|
+{apart}
+
 Vectors agree: least cosine {least_cosine:.5f} over {texts_compared} texts, in the same run.
 {uneven}"""
 UNEVEN = 1.3  # the highest of a server's rounds over the lowest, from which on it is told
@@ -61,7 +67,14 @@ def servers_of(row: Mapping[str, Any]) -> list[str]:
 def render_table(table: Mapping[str, Any]) -> str:
     results = table["results"]
     rows = [render_row(row, name) for row in results for name in servers_of(row)]
-    return TABLE.format(**{**table, "rows": "\n".join(rows), "uneven": render_uneven(results)})
+    apart = [
+        f"| {row['concurrency']} | "
+        + " | ".join(f"{value:.2f}" for value in row["condensery"]["apart"].values())
+        + " |"
+        for row in results
+    ]
+    filled = {"rows": "\n".join(rows), "apart": "\n".join(apart)}
+    return TABLE.format(**{**table, **filled, "uneven": render_uneven(results)})
 
 
 def render_row(row: Mapping[str, Any], name: str) -> str:
@@ -100,6 +113,7 @@ def render_infinity(versions: Mapping[str, str]) -> str:
         return "- infinity was not installed here, so that it was not run."
     named = ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
-        f"- infinity runs in an environment of its own, for it needs older packages ({named}): its\n"
-        "  torch engine without BetterTransformer, which its wheel does not bring; no log of requests."
+        f"- infinity runs in an environment of its own, with older packages ({named}):\n"
+        "  its torch engine, without BetterTransformer (its wheel does not bring it) or a log of\n"
+        "  requests."
     )

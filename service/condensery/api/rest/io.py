@@ -257,7 +257,7 @@ def write_json(
 def result_headers(
     result: Embedded | EmbeddedTokens | TextSimilarities | Reranked | Predicted,
 ) -> dict[str, str]:
-    """Return the headers with the model, TEI's timings and how many inputs were truncated."""
+    """Return the headers with the model, timings, and how many inputs were truncated."""
     headers = {"x-model": result.model, **_timing_headers(result.tokens)}
     if result.fingerprint:
         headers["x-model-revision"] = result.fingerprint
@@ -270,7 +270,10 @@ def result_headers(
 
 
 def _timing_headers(tokens: int) -> dict[str, str]:
-    """Return TEI's headers of what a request took, in milliseconds."""
+    """Return what a request took so far, ms: TEI's headers, and `server-timing` (W3C), not rounded.
+
+    The reply is not written yet.
+    """
     context = current_request()
     stats = context.stats
     total = time.monotonic() - context.started
@@ -286,6 +289,9 @@ def _timing_headers(tokens: int) -> dict[str, str]:
         "x-compute-characters": str(stats.characters),
         "x-compute-tokens": str(tokens),
         **{f"x-{name}-time": str(round(1000 * value)) for name, value in seconds.items()},
+        "server-timing": ", ".join(
+            f"{name};dur={1000 * value:.3f}" for name, value in seconds.items() if name != "compute"
+        ),
     }
 
 
