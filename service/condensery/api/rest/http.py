@@ -349,6 +349,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._start_read_timer()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """End a connection that is idle; not one whose next request lies unread: it would be reset.
+
+        A loop that is late runs its timers before it reads.
+        """
+        if not self.transport.is_closing() and has_arrived(self.transport.get_extra_info("socket")):
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
     def shutdown(self) -> None:
         """End the connection once every request on it, also one not all read, is answered."""
         self._ending = True

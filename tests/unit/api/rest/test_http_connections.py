@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from tests.unit.api.rest.wire import LIVEZ, connected, post, read_reply, until
@@ -72,6 +73,26 @@ async def test_a_connection_that_is_kept_and_idle_is_ended(serve, monkeypatch):
         writer.write(LIVEZ)
         assert (await read_reply(reader))[0] == 200
         assert await reader.read() == b""
+
+
+async def test_a_kept_connection_whose_next_request_has_arrived_is_not_ended(serve, monkeypatch):
+    """A loop that is late runs its timers before it reads; what lies unread would be reset."""
+    looks = []
+
+    def arrived(sock: socket.socket) -> bool:
+        looks.append(sock)
+        return len(looks) == 1
+
+    monkeypatch.setattr(http, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(http, "has_arrived", arrived)
+    async with asyncio.timeout(20), serve() as port, connected(port) as (reader, writer):
+        writer.write(LIVEZ)
+        assert (await read_reply(reader))[0] == 200
+        await until(lambda: looks)  # its time is over, and something has come
+        writer.write(LIVEZ)
+        assert (await read_reply(reader))[0] == 200
+        assert await reader.read() == b"", "nothing has come, so it is ended"
+        assert len(looks) >= 2
 
 
 @pytest.mark.parametrize(
