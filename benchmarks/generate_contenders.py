@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS, LOOP, BATCHES = "condensery", "transformers, one by one", "transformers, padded batches"
@@ -63,6 +64,7 @@ def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model
     from random_pairs import config_of, random_compressor, random_generator
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from condensery.networks import linear
     from condensery.networks.accounting import CausalPairCost, DecoderShape
     from condensery.networks.oscar_loading import cost_of
     from condensery.networks.quantised import quantise_linears
@@ -85,7 +87,8 @@ def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model
     shelf = ModelStore(ROOT / "model_store", store)
     stored = shelf.open("oscar-mini")
     base = shelf.open_base(stored)
-    whole = load_bert_pair(stored, base, device=cpu, dtype=torch.float32)
+    with mock.patch.object(linear, "fp32_gains", return_value=False):  # weights that can be read
+        whole = load_bert_pair(stored, base, device=cpu, dtype=torch.float32)
     plain = whole.generator
     words = plain.words
     config = LlamaConfig(**{**plain.backbone.config.to_dict(), "vocab_size": len(words)})
@@ -108,9 +111,16 @@ def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model
 
 def sizes(by_name: dict[str, Model]) -> tuple[float, float]:
     """Return the millions of weights in the layers of the random pair's halves."""
+    from condensery.networks.linear import Dense
+
+    def count(name: str, module: Any) -> int:
+        packed = isinstance(module, Dense) and module.prepacked
+        own = sum(weights.numel() for weights in module.parameters(recurse=False))
+        return own + packed * module.in_features * module.out_features if "layers." in name else 0
+
     pair = by_name["random"]
     return tuple(  # type: ignore[return-value]
-        sum(p.numel() for name, p in half.named_parameters() if "layers." in name) / 1e6
+        sum(count(*named) for named in half.named_modules()) / 1e6
         for half in (pair.compressor.backbone, pair.theirs)
     )
 

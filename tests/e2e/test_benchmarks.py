@@ -112,12 +112,16 @@ FIRST_LINES = "2 cores of A CPU (AVX512)"
 
 
 def test_encoders_are_compared_in_equal_dtypes(benchmark: Any) -> None:
-    encode = benchmark("encode")
-    assert (
+    encode, contenders = benchmark("encode"), benchmark("encode_contenders")
+    names, _ = contenders.contenders([])
+    assert names == [
         *("sentence-transformers fp32", "condensery fp32"),
         *("sentence-transformers bf16", "condensery bf16"),
-    ) == encode.CONTENDERS
-    rates = dict(zip(encode.CONTENDERS, (100.0, 120.0, 300.0, 600.0), strict=True))
+    ]
+    every, missing = contenders.contenders()
+    assert set(names) < set(every) | {f"{name} bf16" for name in missing}
+    assert "ONNX Runtime bf16" not in every
+    rates = dict(zip(names, (100.0, 120.0, 300.0, 600.0), strict=True))
     rows = [
         {
             "name": name,
@@ -134,8 +138,8 @@ def test_encoders_are_compared_in_equal_dtypes(benchmark: Any) -> None:
         for name, rate in rates.items()
     ]
     encode.add_ratios(rows)
-    assert [row["same_dtype"] for row in rows] == pytest.approx([1, 1.2, 1, 2])
-    assert [row["to_fp32"] for row in rows] == pytest.approx([1, 1.2, 3, 6])
+    assert [row["ours_to_it"] for row in rows] == pytest.approx([1.2, 1, 2, 1])
+    assert [row["to_default"] for row in rows] == pytest.approx([1, 1.2, 3, 6])
     table = {"title": "Passages", "texts": 8, "mean": 9, "shortest": 3, "longest": 12}
     page = encode.render(
         {
@@ -144,11 +148,13 @@ def test_encoders_are_compared_in_equal_dtypes(benchmark: Any) -> None:
             "contenders": {
                 name: {"workers": 2, "threads": 2, "chosen": "float32"} for name in rates
             },
+            "missing": ["OpenVINO"],
             "tables": [{**table, "results": rows}],
         }
     )
     assert FIRST_LINES in "\n".join(page.splitlines()[:4])
-    assert "| condensery bf16 | 600 (599 to 601) | 60 | 2.00 | 6.00 | 0.99990 / 0.99995 |" in page
+    assert "| condensery bf16 | 600 (599 to 601) | 60 | 6.00 | 1.00 | 0.99990 / 0.99995 |" in page
+    assert "Not installed here: OpenVINO." in page
     assert "other processes used 0.11 cores" in page
     assert "chooses fp32 by itself" in page
 
@@ -158,7 +164,17 @@ def test_every_round_of_a_service_is_told_and_uneven_ones_by_name(benchmark: Any
 
     def cells(*rates: float) -> list[dict[str, float]]:
         others = dict.fromkeys(("p50_ms", "p95_ms", "server_cores", "foreign_cores"), 1.0)
-        return [{"requests_per_second": rate, **others} for rate in rates]
+        timings = {"total": 8.0, "tokenization": 1.0, "queue": 2.0, "inference": 4.0}
+        return [
+            {
+                "requests_per_second": rate,
+                "requests": 5,
+                "mean_ms": 10.0,
+                "timings_ms": timings,
+                **others,
+            }
+            for rate in rates
+        ]
 
     rows = [service.summarise(8, {"condensery": cells(200, 202, 198), "naive": cells(50, 100, 51)})]
     page = report.render(
@@ -166,19 +182,25 @@ def test_every_round_of_a_service_is_told_and_uneven_ones_by_name(benchmark: Any
             **ABOUT,
             "rounds": 3,
             "seconds": 5,
-            "results": rows,
-            "least_cosine": 0.9999,
-            "texts_compared": 64,
+            "tables": [
+                {
+                    "title": "Single queries",
+                    "texts": 1,
+                    "results": rows,
+                    "least_cosine": 0.9999,
+                    "texts_compared": 64,
+                }
+            ],
+            "infinity": {},
             "generator": {"requests_per_second": 30000},
         }
     )
     assert FIRST_LINES in "\n".join(page.splitlines()[:4])
-    assert "| clients | condensery req/s | p50 / p95 ms | naive req/s |" in page
-    assert "3.9x (2.0x-4.0x)" in page
-    assert "| 8 | naive | 50 | 100 | 51 | 50 / 51 / 100 |" in page
-    assert "| 8 | condensery | 200 | 202 | 198 | 198 / 200 / 202 |" in page
-    assert "naive with 8 clients (50 to 100)" in page
-    assert "condensery with 8 clients" not in page
+    assert "| 8 | condensery | 200 (198 to 202) | 1.0 / 1.0 |  | 1.00 | 1.00 |" in page
+    assert "| 8 | naive | 51 (50 to 100) | 1.0 / 1.0 | 3.92 (2.02 to 4.00) | 1.00 | 1.00 |" in page
+    assert "| 8 | 10.00 | 1.00 | 2.00 | 4.00 | 1.00 | 2.00 |" in page, "the parts add up"
+    assert "Rounds lie far apart of naive with 8 clients." in page
+    assert "infinity was not installed" in page
 
 
 def test_searching_by_words_keeps_every_figure_and_makes_its_page(tmp_path: Path) -> None:

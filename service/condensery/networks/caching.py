@@ -71,6 +71,11 @@ class Cache:
         return self._memory.shape[0]
 
     @property
+    def rows(self) -> int:
+        """Positions, those of the spare block too."""
+        return self._memory.shape[2]
+
+    @property
     def dtype(self) -> torch.dtype:
         """The model's."""
         return self._memory.dtype
@@ -180,8 +185,13 @@ class Step:
         self.position_ids = cache.tensor(
             np.concatenate([*(np.arange(span.start, span.end) for span in spans), filler])
         )[None]
-        places = [span.places[span.start : span.end] for span in spans]
-        self.places = cache.tensor(np.concatenate([*places, filler + cache.spare * BLOCK]))
+        places = np.concatenate(
+            [*(span.places[span.start : span.end] for span in spans), filler + cache.spare * BLOCK]
+        )
+        # Kernels write there without looking.
+        if len(places) != self.padded or places.min() < 0 or places.max() >= cache.rows:
+            raise ValueError(f"{len(places)} places for {self.padded} rows, or not in the cache")
+        self.places = cache.tensor(places)
         self.last = cache.tensor(ends - 1)
         self.chunks = [
             Chunk(int(end) - span.count, int(end), span.start)

@@ -142,14 +142,20 @@ def can_attend_packed(query: "Tensor", key: "Tensor", value: "Tensor") -> bool:
     """Tell whether ``attend_packed`` takes these."""
     import torch
 
-    loaded, size = kernels(), query.shape[2]
+    loaded, (_, heads, size) = kernels(), query.shape
+    shared = key.shape[1]
     return (
         loaded is not None
         and loaded.has_attend_packed
-        and query.dtype == torch.bfloat16
-        and query.device.type == "cpu"
         and size % SPAN == 0
-        and all(part.stride()[1:] == (size, 1) for part in (query, key, value))
+        and heads % shared == 0
+        and all(
+            part.dtype == torch.bfloat16
+            and part.device.type == "cpu"
+            and part.shape[1:] == (of, size)
+            and part.stride()[1:] == (size, 1)
+            for part, of in ((query, heads), (key, shared), (value, shared))
+        )
         and not (torch.is_grad_enabled() and any(p.requires_grad for p in (query, key, value)))
         and torch.get_num_threads() <= FEW_THREADS
     )
@@ -177,12 +183,14 @@ def attend_packed(
         before: Of one sequence alone: so many of its keys are before its first query.
     """
     import numpy as np
-    import torch
 
     rows, heads, size = query.shape
     assert len(key) == len(value) == before + rows
     assert not before or len(ends) == 1
-    output = torch.empty(rows, heads, size, dtype=query.dtype)
+    assert ends.dtype == np.int64
+    assert ends.flags.c_contiguous
+    assert ends[-1] <= rows
+    output = query.new_empty(rows, heads, size)
     output[int(ends[-1]) :] = 0.0
     longest = -(-(before + int(np.diff(ends, prepend=0).max())) // SPAN) * SPAN
     room = np.empty(longest * (size + TILE + TILE // 2), dtype=np.int32)
@@ -250,6 +258,11 @@ def rotate(
     assert all(part.dtype == query.dtype and part.is_contiguous() for part in parts)
     rows, heads, size = query.shape
     assert cosine.shape == sine.shape == (rows, size)
+    assert key.shape == value.shape == (rows, *keys.shape[1:])
+    assert keys.shape == values.shape
+    assert places.dtype == torch.int64
+    assert places.shape == (rows,)
+    assert places.is_contiguous()
     loaded = kernels()
     assert loaded is not None
     loaded.rotate(

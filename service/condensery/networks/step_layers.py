@@ -19,19 +19,20 @@ NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"})
 ATTENTIONS = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention"})
 
 
-def fuse_steps(backbone: nn.Module) -> int:
+def fuse_steps(backbone: nn.Module, rows: Tensor) -> int:
     """Replace norms and attention under ``backbone`` where there are kernels for them.
 
     It then infers only, and only in steps.
 
     Args:
         backbone: A transformers model whose attention is cached (``cached_attention``).
+        rows: Of the device and dtype that it runs in.
 
     Returns:
         How many parts were replaced.
     """
     replaced = 0
-    if not native.takes(next(backbone.parameters())):
+    if not native.takes(rows):
         return replaced
     for parent in list(backbone.modules()):
         for name, child in list(parent.named_children()):
@@ -46,6 +47,14 @@ def fuse_steps(backbone: nn.Module) -> int:
                 continue
             replaced += 1
     return replaced
+
+
+def part_steps(backbone: nn.Module) -> None:
+    """Put the attention back that ``fuse_steps`` replaced: it runs at once again."""
+    for parent in list(backbone.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, StepAttention):
+                setattr(parent, name, child.replaced[0])
 
 
 class StepNorm(nn.Module):
@@ -74,6 +83,9 @@ class StepAttention(nn.Module):
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
+        if not getattr(attention, "is_causal", True):
+            raise ValueError("cached attention is causal")
+        self.replaced = (attention,)  # in a tuple: no child
         self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
         self.v_proj, self.o_proj = attention.v_proj, attention.o_proj
         self.size: int = attention.head_dim

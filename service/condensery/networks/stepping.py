@@ -16,7 +16,7 @@ from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar_interface import GeneratorNetwork
 from condensery.networks.paging import Tokens
-from condensery.networks.step_layers import fuse_steps
+from condensery.networks.step_layers import fuse_steps, part_steps
 
 # Their angles hang on the longest sequence of a batch.
 BATCH_BOUND_ROPES = frozenset({"dynamic", "longrope"})
@@ -130,10 +130,11 @@ class Stepper:
         source = torch.Generator().manual_seed(0)
         rows = [torch.randn(n, self.width, generator=source) for n in (9, 21)]
         probes = [row.to(device=self.device, dtype=self._network.dtype) for row in rows]
+        part_steps(backbone)  # another stepper may have taken it before
         backbone.set_attn_implementation("sdpa")
         wanted = [self._network(row[None], use_cache=False).last_hidden_state[0] for row in probes]
         backbone.set_attn_implementation(CACHED)
-        fuse_steps(backbone)
+        fuse_steps(backbone, probes[0])
         trim_last(backbone)
         cache = self.cache(48)
         places = [np.arange(start, start + 24) for start in (24, 0)]

@@ -28,6 +28,27 @@ def test_a_model_gives_in_steps_what_it_gives_at_once(kind: str, kernels: str) -
     torch.testing.assert_close(torch.cat(stepped), wanted, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.usefixtures("kernels")
+def test_a_network_can_be_taken_again() -> None:
+    network = CausalGenerator(tiny_causal())
+    prompt = [5, 6, 7, 8]
+    outs = []
+    for _ in range(2):
+        stepper = Stepper(network)
+        step = Step(stepper.cache(16), [Span(np.arange(16), 0, 4)])
+        with torch.inference_mode():
+            outs.append(stepper.run(stepper.embed([prompt]), step))
+    assert torch.equal(*outs)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("places", [np.arange(3), np.arange(60, 68), np.arange(-2, 6)])
+def test_places_that_are_not_the_caches_are_refused(places: np.ndarray) -> None:
+    stepper = Stepper(CausalGenerator(tiny_causal()))
+    with pytest.raises(ValueError, match="places for 6 rows"):
+        Step(stepper.cache(32), [Span(places, 0, 6)])
+
+
 def test_what_a_position_takes_is_what_the_cache_takes() -> None:
     stepper = Stepper(CausalGenerator(tiny_causal()))
     cache = stepper.cache(32)
