@@ -113,14 +113,15 @@ def sizes(by_name: dict[str, Model]) -> tuple[float, float]:
     """Return the millions of weights in the layers of the random pair's halves."""
     from condensery.networks.linear import Dense
 
-    def count(name: str, module: Any) -> int:
-        packed = isinstance(module, Dense) and module.prepacked
+    def count(module: Any) -> int:
         own = sum(weights.numel() for weights in module.parameters(recurse=False))
-        return own + packed * module.in_features * module.out_features if "layers." in name else 0
+        if isinstance(module, Dense) and module.prepacked:
+            own += module.in_features * module.out_features
+        return own
 
     pair = by_name["random"]
     return tuple(  # type: ignore[return-value]
-        sum(count(*named) for named in half.named_modules()) / 1e6
+        sum(count(module) for name, module in half.named_modules() if "layers." in name) / 1e6
         for half in (pair.compressor.backbone, pair.theirs)
     )
 

@@ -22,15 +22,18 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 # That the colour-blind tell apart (Okabe and Ito): ours in blue, peers in greys and orange.
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#999999", "#000000", "#D55E00", "#CC79A7")
 OURS = "condensery"
+FP32 = " fp32"
 
 
 def colours_of(names: Sequence[str]) -> Mapping[str, str]:
-    """Return a colour for each contender, the same wherever it comes in a picture."""
+    """Return a colour for each contender, the same for a peer in either dtype."""
     ours = [name for name in names if name.startswith(OURS)]
-    others = [name for name in names if name not in ours]
+    others = {name: name.removesuffix(FP32).removesuffix(" bf16") for name in names}
+    peers = dict.fromkeys(peer for name, peer in others.items() if name not in ours)
+    of_peer = dict(zip(peers, itertools.cycle(COLOURS[3:]), strict=False))
     return {
+        **{name: of_peer[peer] for name, peer in others.items() if peer in of_peer},
         **dict(zip(ours, COLOURS[:3], strict=False)),
-        **dict(zip(others, itertools.cycle(COLOURS[3:]), strict=False)),
     }
 
 
@@ -63,6 +66,8 @@ def bars(
             yerr=reach,
             label=name,
             color=colours[name],
+            hatch="///" if name.endswith(FP32) else None,
+            edgecolor="white",
             error_kw={"elinewidth": 0.8, "ecolor": "#444444"},
         )
         labels = [f"{height:,.0f}" if height >= 100 else f"{height:.3g}" for height in heights]

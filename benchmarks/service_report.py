@@ -32,7 +32,8 @@ TABLE = """## {title}
 |---|---|---|---|---|---|---|
 {rows}
 
-Where a request to `condensery` spends its time, ms in the mean; the parts add up:
+Where a request to `condensery` spends its time, ms in the mean; the parts add up (a long list is
+tokenised while its beginning is read already: "else inside" is then less than nothing):
 
 | clients | whole | tokenizing | queue | forward pass | else inside | reading, writing, sending |
 |---|---|---|---|---|---|---|
