@@ -15,6 +15,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from recording import tell_machine
+from service_report import servers_of
 
 from condensery.methods.trainer.reports import new_figure, save_figure
 
@@ -101,7 +102,7 @@ def draw_service(report: Mapping[str, Any]) -> Figure:
     every = [figure.add_subplot(1, len(tables), place + 1) for place in range(len(tables))]
     for axes, table in zip(every, tables, strict=True):
         rows = table["results"]
-        names = [name for name in rows[0] if isinstance(rows[0][name], dict)]
+        names = servers_of(rows[0])
         values = {
             name: [_range(row.get(name), "requests_per_second") for row in rows] for name in names
         }

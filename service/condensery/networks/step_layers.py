@@ -19,7 +19,7 @@ NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"})
 ATTENTIONS = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention"})
 
 
-def fuse_steps(backbone: nn.Module, rows: Tensor) -> int:
+def fuse_steps(backbone: nn.Module, rows: Tensor) -> None:
     """Replace norms and attention under ``backbone`` where there are kernels for them.
 
     It then infers only, and only in steps.
@@ -27,13 +27,9 @@ def fuse_steps(backbone: nn.Module, rows: Tensor) -> int:
     Args:
         backbone: A transformers model whose attention is cached (``cached_attention``).
         rows: Of the device and dtype that it runs in.
-
-    Returns:
-        How many parts were replaced.
     """
-    replaced = 0
     if not native.takes(rows):
-        return replaced
+        return
     for parent in list(backbone.modules()):
         for name, child in list(parent.named_children()):
             kind = type(child).__name__
@@ -43,10 +39,6 @@ def fuse_steps(backbone: nn.Module, rows: Tensor) -> int:
                 setattr(parent, name, StepNorm(child))
             elif kind in ATTENTIONS:
                 setattr(parent, name, StepAttention(child))
-            else:
-                continue
-            replaced += 1
-    return replaced
 
 
 def part_steps(backbone: nn.Module) -> None:
