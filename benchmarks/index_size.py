@@ -1,0 +1,308 @@
+"""Indexes at size: building, memory, finding beside FAISS itself, starting, writing while asked.
+
+Vectors of 384 features drawn around centres, as many as a thousandth of the passages, written
+through the store, a passage a document, 1,000 a write. For each kind and size, in this order:
+
+- written: passages a second in all, and the longest write;
+- found: 10 nearest of each query, by the store (whose hits come with their texts, out of SQLite)
+  and by FAISS's own index of the same kind and settings over the same vectors, one thread each, in
+  turn; recall against brute force;
+- started: the store is closed and opened, until its first hits;
+- written while asked: one thread asks without a pause, another writes;
+- the longest that a query waits: for nothing, while a snapshot is made, while a fifth of the
+  documents are deleted and the index is compacted.
+
+    python benchmarks/index_size.py --kinds flat hnsw ivf_pq --passages 100000 [--out FILE]
+
+Rows are kept in FILE.json as they are made, those of earlier runs too; FILE.md is made of them.
+"""
+
+import argparse
+import gc
+import itertools
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from recording import Recording
+from result_table import ResultTable
+
+from condensery.index import kinds
+from condensery.index.store import IndexStore
+from condensery.index.vectors import make_untrained, train
+from condensery.values import Document, Floats, IndexSpec, Passage
+
+DIMS, TOP_K, WRITE = 384, 10, 1000
+SPREAD = 1.0  # of a passage around its centre, whose own length is about 1
+QUERIES, ASKED_WRITES = 300, 20
+HEADS = (
+    *("kind", "passages", "written/s", "longest write, s", "MiB in memory", "KB a passage, disk"),
+    *("recall, ours", "FAISS", "p50 / p95 ms, ours", "FAISS", "to first hits, s"),
+    *("written/s while asked", "longest query, ms: quiet", "snapshot", "compacting"),
+)
+PAGE = """# Indexes at size
+
+{dims} features, the {top_k} nearest, one thread a query. "FAISS" is its own index of the same kind
+and settings over the same vectors, which returns numbers where ours returns passages out of SQLite;
+of `ivf_pq` both compare the nearest by code with their vectors, FAISS with those in its memory.
+"While asked": one thread asks without a pause meanwhile.
+
+{rows}
+"""
+
+
+def block(number: int, centres: Floats, count: int) -> Floats:
+    """Return a block of vectors (count, dims), always the same for its number."""
+    chance = np.random.default_rng(number)
+    near = centres[chance.integers(len(centres), size=count)]
+    drawn = near + chance.standard_normal(near.shape, dtype=np.float32) * SPREAD / DIMS**0.5
+    return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True), dtype=np.float32)
+
+
+def centres_of(passages: int) -> Floats:
+    drawn = np.random.default_rng(1).standard_normal((max(50, passages // 1000), DIMS))
+    return np.asarray(drawn / DIMS**0.5, dtype=np.float32)
+
+
+def write(store: IndexStore, number: int, vectors: Floats) -> float:
+    """Write a block as documents of a passage each; returns the seconds."""
+    names = [f"d{number * WRITE + place:08}" for place in range(len(vectors))]
+    documents = [Document(name, f"passage {name}") for name in names]
+    passages = [Passage(f"{name}#0", name, f"passage {name}", 0, 17) for name in names]
+    began = time.perf_counter()
+    store.upsert("kb", documents, passages, vectors, fingerprint="none")
+    return time.perf_counter() - began
+
+
+def resident() -> float:
+    """Return the process's resident memory, MiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+@contextmanager
+def asking(store: IndexStore, queries: Floats) -> Iterator[list[float]]:
+    """Ask without a pause in this block, in a thread; gives the milliseconds of each query."""
+    taken: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        place = 0
+        while not over.is_set():
+            began = time.perf_counter()
+            store.query("kb", queries[place % len(queries)], top_k=TOP_K)
+            taken.append(1000 * (time.perf_counter() - began))
+            place += 1
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        over.set()
+        thread.join()
+
+
+def peer(kind: str, count: int, blocks: Iterable[Floats]) -> Any:
+    """Return FAISS's own index of the kind, with the settings that ours chooses at this size.
+
+    Codes alone would find less: as ours does, it compares the nearest by their vectors.
+    """
+    if kind != "ivf_pq":
+        index = make_untrained(kind, "ip", DIMS, {})
+        if kind == "hnsw":
+            index.hnsw.efSearch = kinds.HNSW_SEARCH_BREADTH
+    else:
+        # Vectors are drawn one like the other: the first ones are a sample.
+        blocks, first = itertools.tee(blocks)
+        sample = np.concatenate(
+            list(itertools.islice(first, -(-kinds.sample_size({}, count) // WRITE)))
+        )
+        del first
+        codes = train("ip", DIMS, {}, count, sample)
+        codes.nprobe = kinds.probes_for(codes.nlist)
+        index = faiss.IndexRefineFlat(codes)
+        index.k_factor = kinds.candidates_for(TOP_K) / TOP_K
+    for vectors in blocks:
+        index.add(vectors)
+    return index
+
+
+def nearest(queries: Floats, blocks: Iterable[Floats]) -> list[set[int]]:
+    """Return the rows truly nearest to each query, by brute force."""
+    scores, rows = (
+        np.full((len(queries), TOP_K), -np.inf, np.float32),
+        np.zeros((len(queries), TOP_K), np.int64),
+    )
+    start = 0
+    for vectors in blocks:
+        more, places = faiss.knn(queries, vectors, TOP_K, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, rows = np.hstack([scores, more]), np.hstack([rows, places + start])
+        best = np.argsort(-scores, axis=1)[:, :TOP_K]
+        scores, rows = (np.take_along_axis(array, best, axis=1) for array in (scores, rows))
+        start += len(vectors)
+    return [set(found) for found in rows.tolist()]
+
+
+def timed(ask: Callable[[Any], Any], query: object) -> tuple[float, Any]:
+    began = time.perf_counter()
+    found = ask(query)
+    return 1000 * (time.perf_counter() - began), found
+
+
+def recall(found: Sequence[Sequence[int]], truth: Sequence[set[int]]) -> float:
+    return statistics.fmean(
+        len(set(rows) & right) / len(right) for rows, right in zip(found, truth, strict=True)
+    )
+
+
+def find(
+    store: IndexStore,
+    kind: str,
+    count: int,
+    blocks: Sequence[Callable[[], Floats]],
+    queries: Floats,
+) -> dict[str, Any]:
+    """Ask the store and FAISS in turn."""
+    truth = nearest(queries, (make() for make in blocks))
+    own = peer(kind, count, (make() for make in blocks))
+    times: dict[str, list[float]] = {"ours": [], "faiss": []}
+    found: dict[str, list[list[int]]] = {"ours": [], "faiss": []}
+    for query in queries:
+        taken, hits = timed(lambda q: store.query("kb", q, top_k=TOP_K), query)
+        times["ours"].append(taken)
+        found["ours"].append([int(hit.passage.document_id[1:]) for hit in hits])
+        taken, (_, rows) = timed(lambda q: own.search(q[None, :], TOP_K), query)
+        times["faiss"].append(taken)
+        found["faiss"].append(rows[0].tolist())
+    return {
+        name: {
+            "recall": recall(found[name], truth),
+            "p50_ms": statistics.median(times[name]),
+            "p95_ms": statistics.quantiles(times[name], n=20)[-1],
+        }
+        for name in times
+    }
+
+
+def copy(store: IndexStore, work: Path) -> float | None:
+    """Make a snapshot; returns the seconds, None where the disk has no room for one."""
+    if shutil.disk_usage(work).free < 1.5 * size_of(work):
+        return None
+    began = time.perf_counter()
+    store.maintenance.snapshot("kb")
+    return time.perf_counter() - began
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def measure(kind: str, count: int, work: Path) -> dict[str, Any]:
+    """Return a row: an index of so many passages, from its making to its compaction."""
+    centres = centres_of(count)
+    blocks = [
+        partial(block, number, centres, min(WRITE, count - number * WRITE))
+        for number in range(-(-count // WRITE))
+    ]
+    queries = block(10**9, centres, QUERIES)
+    spec = IndexSpec(dims=DIMS, encoder="none", fingerprint="none", metric="ip", kind=kind)
+    faiss.omp_set_num_threads(1)
+    with IndexStore(work) as store:
+        store.create("kb", spec)
+        before, began = resident(), time.perf_counter()
+        writes = [write(store, number, make()) for number, make in enumerate(blocks)]
+        built = time.perf_counter() - began
+        gc.collect()
+        memory = resident() - before
+    disk = size_of(work)
+    began = time.perf_counter()
+    with IndexStore(work) as store:
+        store.query("kb", queries[0], top_k=TOP_K)
+        started = time.perf_counter() - began
+        asked = find(store, kind, count, blocks, queries)
+        with asking(store, queries) as quiet:
+            time.sleep(5)
+        with asking(store, queries) as meanwhile:
+            fresh = [
+                write(store, len(blocks) + place, block(len(blocks) + place, centres, WRITE))
+                for place in range(ASKED_WRITES)
+            ]
+        with asking(store, queries) as copying:
+            copied = copy(store, work)
+        fifth = [f"d{place:08}" for place in range(0, count, 4)]
+        with asking(store, queries) as compacting:
+            deleted = [
+                timed(lambda ids: store.delete("kb", ids), fifth[start : start + WRITE])[0]
+                for start in range(0, len(fifth), WRITE)
+            ]
+    return {
+        "kind": kind,
+        "passages": count,
+        "built_seconds": built,
+        "written_a_second": count / sum(writes),
+        "longest_write": max(writes),
+        "memory_mib": memory,
+        "disk_kb": disk / count / 1000,
+        "found": asked,
+        "start_seconds": started,
+        "asked_written_a_second": WRITE * len(fresh) / sum(fresh),
+        "asked_p50_ms": statistics.median(meanwhile),
+        "quiet_ms": max(quiet),
+        "snapshot_ms": None if copied is None else max(copying),
+        "snapshot_seconds": copied,
+        "compacting_ms": max(compacting),
+        "longest_delete_ms": max(deleted),
+    }
+
+
+def render(table: ResultTable) -> str:
+    lines = [f"| {' | '.join(HEADS)} |", f"|---|{'---:|' * (len(HEADS) - 1)}"]
+    for row in table.rows.values():
+        ours, own = row["found"]["ours"], row["found"]["faiss"]
+        cells = (
+            row["kind"],
+            f"{row['passages']:,}",
+            f"{row['written_a_second']:,.0f}",
+            f"{row['longest_write']:.1f}",
+            f"{row['memory_mib']:,.0f}",
+            f"{row['disk_kb']:.1f}",
+            *(f"{one['recall']:.3f}" for one in (ours, own)),
+            *(f"{one['p50_ms']:.1f} / {one['p95_ms']:.1f}" for one in (ours, own)),
+            f"{row['start_seconds']:.1f}",
+            f"{row['asked_written_a_second']:,.0f}",
+            *(
+                "no room" if row[name] is None else f"{row[name]:.0f}"
+                for name in ("quiet_ms", "snapshot_ms", "compacting_ms")
+            ),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return PAGE.format(dims=DIMS, top_k=TOP_K, rows="\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kinds", nargs="+", choices=kinds.KINDS, default=list(kinds.KINDS))
+    parser.add_argument("--passages", nargs="+", type=int, default=[100_000])
+    parser.add_argument("--work", type=Path, help="folder for the indexes, some 5 KB a passage")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="without ending")
+    args = parser.parse_args()
+    recording = Recording("benchmarks/index_size.py", "condensery", "faiss-cpu", "numpy")
+    table = ResultTable(args.out, recording, render)
+    for count in args.passages:
+        for kind in args.kinds:
+            with tempfile.TemporaryDirectory(dir=args.work) as work:
+                table.add(f"{kind} {count}", measure(kind, count, Path(work)))
+    print(render(table))
+
+
+if __name__ == "__main__":
+    main()
