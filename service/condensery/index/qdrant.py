@@ -12,6 +12,7 @@ has it: each value as text, under its path's hash.
 
 import hashlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -78,12 +79,14 @@ class Qdrant:
                     path=str(config.path), force_disable_check_same_thread=True
                 )
             else:
-                self._client = QdrantClient(
-                    url=config.url,
-                    api_key=config.key,
-                    timeout=config.timeout_seconds,  # type: ignore[arg-type]  # httpx takes parts
-                    check_compatibility=False,  # asks at once, and only warns
-                )
+                with warnings.catch_warnings():  # of a key without TLS: the server says so itself
+                    warnings.simplefilter("ignore")
+                    self._client = QdrantClient(
+                        url=config.url,
+                        api_key=config.key,
+                        timeout=config.timeout_seconds,  # type: ignore[arg-type]  # httpx takes parts
+                        check_compatibility=False,  # asks at once, and only warns
+                    )
         except (RuntimeError, OSError, ValueError) as error:
             raise VectorDatabaseFault(f"{self.where} can't be opened: {error}") from error
 

@@ -102,6 +102,7 @@ class RemoteVectors:
         self._suspect = False  # a call was refused: whether all is well is to be looked at
         self._agrees = False
         self._fault: _Refusal | None = None
+        self._sent = 0
         self._progress = (0, 0)  # passages sent of those that the database lacked
         self._failing_seconds = FIRST_RETRY_SECONDS
         self._checked_at = 0.0
@@ -125,6 +126,11 @@ class RemoteVectors:
     def saved(self) -> int:
         """Number of the write that the collection was last settled at; 0 if unknown."""
         return self._settled_at.sequence
+
+    @property
+    def sent(self) -> int:
+        """How many passages were sent because the database lacked them."""
+        return self._sent
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -425,6 +431,7 @@ class RemoteVectors:
         for rows, vectors in passages.vector_blocks(reader, self._spec.dims, missing):
             self.database.upsert(self.collection, make_points(reader, rows), vectors)
             done += len(rows)
+            self._sent += len(rows)
             self._progress = (done, len(missing))
             if self._closed:
                 raise VectorDatabaseUnavailable("The index was closed meanwhile.")
