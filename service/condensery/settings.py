@@ -148,7 +148,7 @@ class Settings(BaseModel):
     """How an index is searched where a request does not say: by vectors, by words, or by both."""
 
     index_backend: Literal["faiss", "qdrant", "milvus"] = _vectors("faiss")
-    """Where new indexes have their vectors: in this process, or in a database."""
+    """Where new indexes have their vectors: here, or in a database, whose extra it needs."""
     index_database: str | None = _vectors(allowed=DATABASE_ALLOWED)
     """The database; indexes that are in FAISS already stay there."""
     index_database_key: SecretStr | None = _vectors(allowed=ANSWER_KEY_ALLOWED)

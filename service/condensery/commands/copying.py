@@ -36,7 +36,7 @@ def add_copy(actions: Parsers) -> None:
             "--to",
             required=True,
             metavar="ADDRESS",
-            help="qdrant://host:6333, milvus://host:19530 (+https after the name for TLS), or faiss",
+            help="faiss, qdrant://host:6333 or milvus://host:19530 (qdrant+https:// for TLS)",
         )
         ahead_help = "send what there is, beside a server that goes on; put nothing in place"
         copy.add_argument("--ahead", action="store_true", help=ahead_help)
@@ -95,8 +95,8 @@ def run_copy(args: argparse.Namespace) -> int:
         )
     where = backend if copied.collection is None else f"{backend}, collection {copied.collection}"
     text = (
-        f"{copied.name}: {copied.passages} passages in {where}, {copied.sent} sent; {copied.queries}"
-        f" queries find {copied.recall:.4f} of the nearest"
+        f"{copied.name}: {copied.passages} passages in {where}, {copied.sent} sent; "
+        f"{copied.queries} queries find {copied.recall:.4f} of the nearest"
     )
     print_result(args, text, asdict(copied))
     if not copied.placed:

@@ -60,8 +60,9 @@ def _refuse_secret(value: str) -> None:
 
 def _refuse_other_key(name: str, value: str) -> None:
     """Refuse another server's key as a flag, without showing it."""
+    variable = f"{VARIABLE_PREFIX}{name.upper()}"
     raise argparse.ArgumentTypeError(
-        f"it is no flag, since command lines are seen by others: set {VARIABLE_PREFIX}{name.upper()}"
+        f"it is no flag, since command lines are seen by others: set {variable}"
     )
 
 

@@ -242,5 +242,5 @@ def _score(asked: Floats, vectors: Floats, metric: str) -> Floats:
     if metric == "ip":
         return products
     squares = (asked**2).sum(axis=1)[:, None] + (vectors**2).sum(axis=1)[None, :]
-    return 2 * products - squares
-
+    distances: Floats = squares - 2 * products
+    return -distances

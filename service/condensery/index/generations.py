@@ -65,9 +65,8 @@ def tidy(index: Path, databases: VectorDatabases, keep: Collection[str] = ()) ->
         if path.is_dir() and _GENERATION.fullmatch(path.name):
             if path != serving and path.name not in keep:
                 databases.remove(path)
-        elif serving != index and path.name.startswith(("index.sqlite3", "vectors.faiss")):
-            with contextlib.suppress(OSError):
-                path.unlink()
-        elif serving != index and path.name == BINDING and databases.forget(path):
+        elif serving != index and path.name.startswith(("index.sqlite3", "vectors.faiss", BINDING)):
+            if path.name == BINDING and not databases.forget(path):
+                continue  # the next start tries again
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -236,10 +236,10 @@ class Index:
             self._reader() as reader,
         ):
             reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
-            chosen = self._vector_index.select(reader, filter)
+            search = self._vector_index.prepare(reader, filter)
             wanted = top_k
             while True:
-                rows, scores, more = self._vector_index.search(reader, vector, wanted, chosen)
+                rows, scores, more = search(vector, wanted)
                 hit_passages = passages.fetch(reader, rows)
                 # short of hits because some are of a write in progress: look further
                 if len(hit_passages) >= top_k or not more:

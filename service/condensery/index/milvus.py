@@ -271,9 +271,7 @@ class Milvus:
                 raise CollectionMissing(collection)
             shape = self._dims[collection] = found.dims
         payload = {"settled": settled.to_record()}
-        self._write(
-            collection, [{"row": SETTLED_ROW, "vector": [0.0] * shape, "payload": payload}]
-        )
+        self._write(collection, [{"row": SETTLED_ROW, "vector": [0.0] * shape, "payload": payload}])
 
     def close(self) -> None:
         """Close the connection."""

@@ -102,7 +102,7 @@ class Qdrant:
     def can_filter(self, filter: Filter) -> bool:
         """Return whether all bounds are exact as doubles, which is what Qdrant compares."""
         return all(
-            abs(fields.store(bound)) < _EXACT
+            abs(_finite(bound)) < _EXACT
             for leaf in filter.leaves
             if isinstance(leaf, Range)
             for _, bound in leaf.bounds
@@ -289,6 +289,8 @@ class Qdrant:
             return StorageFull(f"{self.where} is full: {said}")
         if status in _TOO_BUSY:
             return VectorDatabaseUnavailable(f"{self.where} is too busy ({status}): {said}")
+        if status is not None and status >= 500:
+            return VectorDatabaseUnavailable(f"{self.where} failed ({status}): {said}")
         if status == 404:
             return CollectionMissing(f"{self.where}: {said}")
         return VectorDatabaseFault(f"{self.where} refused ({status}): {said}")
@@ -327,7 +329,7 @@ def compile_filter(condition: Filter) -> models.Filter:
             ("must_not", condition.must_not),
         )
     }
-    return models.Filter(**groups)  # type: ignore[arg-type]  # lists are not covariant
+    return models.Filter(**groups)
 
 
 def _compile(condition: Condition) -> models.Condition:

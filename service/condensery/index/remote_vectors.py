@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ from condensery.index.vector_database import (
     Shape,
     VectorDatabase,
 )
-from condensery.index.vector_index import ReadWriteLock, Report, VectorStatus
+from condensery.index.vector_index import ReadWriteLock, Report, Search, VectorStatus
 from condensery.request_context import served_request
 from condensery.values import Floats, IndexSpec
 
@@ -155,28 +156,25 @@ class RemoteVectors:
         """Keep every query out."""
         return self._lock.exclusive()
 
-    def select(self, reader: sqlite3.Connection, filter: Filter | None) -> Filter | Rows | None:
-        """Return what a search is given of a filter, and fix the reader's SQLite snapshot.
+    def prepare(self, reader: sqlite3.Connection, filter: Filter | None) -> Search:
+        """Return what searches, and fix the reader's SQLite snapshot.
 
-        The database must not be asked before: what is written in between would be found by
-        neither.
-        """
-        passages.latest_write(reader)
-        if filter is None or self.database.can_filter(filter):
-            return filter
-        return selecting.passage_rows(reader, filter)
-
-    def search(
-        self, _reader: sqlite3.Connection, vector: Floats, k: int, chosen: Filter | Rows | None
-    ) -> tuple[list[int], list[float], bool]:
-        """Return the nearest rows, their scores, and whether there may be more.
-
-        The caller holds ``read_lock``, and ``chosen`` is what ``select`` returned.
+        The caller holds ``read_lock``. The database must not be asked before the snapshot is fixed:
+        what is written in between would be found by neither.
 
         Raises:
-            VectorDatabaseUnavailable, VectorDatabaseFault, StorageFull: As the message says.
+            VectorDatabaseUnavailable, VectorDatabaseFault, StorageFull: As the message says; the
+                search too.
         """
         self._check_agrees()
+        passages.latest_write(reader)
+        if filter is None or self.database.can_filter(filter):
+            return partial(self._search, filter)
+        return partial(self._search, selecting.passage_rows(reader, filter))
+
+    def _search(
+        self, chosen: Filter | Rows | None, vector: Floats, k: int
+    ) -> tuple[list[int], list[float], bool]:
         with self._faults_noted():
             rows, scores = self.database.search(self.collection, self._spec, vector, k, chosen)
         return rows, scores, len(rows) == k
@@ -252,8 +250,8 @@ class RemoteVectors:
             if not self._agrees:
                 done, total = self._progress
                 raise VectorDatabaseUnavailable(
-                    f"{self.database.where} is being brought up to date: {done} of {total} passages "
-                    "that it lacked."
+                    f"{self.database.where} is being brought up to date: it got {done} of {total} "
+                    "passages that it lacked."
                 )
 
     @contextmanager
@@ -262,12 +260,7 @@ class RemoteVectors:
         try:
             yield
         except CollectionMissing as error:
-            message = f"{self.database.where} has lost collection {self.collection!r}."
-            fault = VectorDatabaseUnavailable(message)
-            with self._changed:
-                self._agrees = False
-            self._set_fault(fault)
-            raise fault from error
+            raise self._lose() from error
         except VectorDatabaseUnavailable as error:
             self._set_fault(error)
             raise
@@ -276,6 +269,15 @@ class RemoteVectors:
                 self._suspect = True
                 self._changed.notify_all()
             raise
+
+    def _lose(self) -> VectorDatabaseUnavailable:
+        """Let the thread make the collection again, which is not there; returns the error."""
+        message = f"{self.database.where} has lost collection {self.collection!r}."
+        fault = VectorDatabaseUnavailable(message)
+        with self._changed:
+            self._agrees = False
+        self._set_fault(fault)
+        return fault
 
     def _set_fault(self, fault: _Refusal) -> None:
         with self._changed:
@@ -308,9 +310,7 @@ class RemoteVectors:
                 self._changed.wait_for(lambda: self._closed, self._failing_seconds)
                 self._failing_seconds = min(2 * self._failing_seconds, LAST_RETRY_SECONDS)
                 return self._closed
-            while not (
-                self._closed or self._fault or self._suspect or self._pending or not self._agrees
-            ):
+            while self._is_idle():
                 now = time.monotonic()
                 due = self._checked_at + CHECK_SECONDS
                 settled = self._clean and self._settled_at == self._written
@@ -320,6 +320,10 @@ class RemoteVectors:
                     break
                 self._changed.wait(due - now)
             return self._closed
+
+    def _is_idle(self) -> bool:
+        amiss = self._fault is not None or self._suspect or not self._agrees
+        return not (self._closed or amiss or self._pending)
 
     def _work_once(self, reader: sqlite3.Connection, *, last: bool) -> None:
         try:
@@ -332,8 +336,7 @@ class RemoteVectors:
             if check:
                 self._checked_at = time.monotonic()
         except CollectionMissing:
-            with self._changed:
-                self._agrees = False
+            self._lose()
         except (VectorDatabaseUnavailable, VectorDatabaseFault, StorageFull) as error:
             self._set_fault(error)
         except CondenseryError as error:
@@ -418,7 +421,9 @@ class RemoteVectors:
     def _compare(self, reader: sqlite3.Connection, *, bounded: bool) -> tuple[int, int]:
         """Send what the database lacks, delete what it has too much; returns how many of each."""
         stored, last = passages.passage_rows(reader), passages.last_row(reader)
-        blocks = [np.array(block, dtype=np.int64) for block in self.database.scroll(self.collection)]
+        blocks = [
+            np.array(block, dtype=np.int64) for block in self.database.scroll(self.collection)
+        ]
         held = np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
         missing, extra = np.setdiff1d(stored, held), np.setdiff1d(held, stored)
         if bounded:

@@ -109,10 +109,10 @@ class Point:
 class VectorDatabase(Protocol):
     """A client of one database. Any thread may call it; calls block, for a limited time each.
 
-    ``upsert``, ``delete`` and ``settle`` are durable and seen by every later call on return. Each
-    call but ``check_spec`` and ``can_filter`` raises VectorDatabaseUnavailable where the database is down, slow or
-    too busy, StorageFull where it has no space, VectorDatabaseFault where it refuses us, and
-    CollectionMissing.
+    ``upsert``, ``delete`` and ``settle`` are durable, and seen by later calls, on return. All but
+    ``check_spec`` and ``can_filter`` ask the database, and raise VectorDatabaseUnavailable where it
+    is down, slow or too busy, StorageFull where it has no space, VectorDatabaseFault where it
+    refuses us, and CollectionMissing.
 
     Attributes:
         backend: Its name, as the setting has it.
@@ -305,9 +305,9 @@ def read_binding(directory: Path) -> Binding | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StorageError(f"{BINDING} of {directory.name} is damaged, or of a newer version.") from (
-            error
-        )
+        raise StorageError(
+            f"{BINDING} of {directory.name} is damaged, or of a newer version."
+        ) from (error)
     return binding
 
 
@@ -400,7 +400,8 @@ class VectorDatabases:
 
         Where the database can't be asked they stay, for the next start to try it again.
         """
-        if all([self.forget(file) for file in directory.glob(f"**/{BINDING}")]):
+        gone = [self.forget(file) for file in directory.glob(f"**/{BINDING}")]  # each is tried
+        if all(gone):
             shutil.rmtree(directory, ignore_errors=True)
 
     def note_fault(self, index: str, reason: str | None) -> None:

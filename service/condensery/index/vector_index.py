@@ -23,6 +23,10 @@ from condensery.values import Floats, IndexSpec
 # Called with an event's name and its fields.
 Report = Callable[..., None]
 
+# Takes a vector, (dims,), and how many rows; returns the nearest rows, their scores, and whether
+# there may be more.
+Search = Callable[[Floats, int], tuple[list[int], list[float], bool]]
+
 # Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
 _ADD_BLOCK = 64
 
@@ -132,9 +136,13 @@ class VectorIndex:
         """Keep everyone else out."""
         return self._lock.exclusive()
 
-    def select(self, reader: sqlite3.Connection, filter: Filter | None) -> Rows | None:
-        """Return what ``search`` is given of a filter."""
-        return None if filter is None else selecting.passage_rows(reader, filter)
+    def prepare(self, reader: sqlite3.Connection, filter: Filter | None) -> Search:
+        """Return what searches, among the passages that a filter chooses.
+
+        The caller holds ``read_lock``, from before the read that fixes its SQLite snapshot.
+        """
+        allowed = None if filter is None else selecting.passage_rows(reader, filter)
+        return lambda vector, k: self.search(reader, vector, k, allowed)
 
     def search(
         self, reader: sqlite3.Connection, vector: Floats, k: int, allowed: Rows | None

@@ -11,10 +11,10 @@ from tests.unit.index.conftest import (
     SETTINGS,
     assert_agrees,
     assert_best_hits,
+    every_backend,
     make_batch,
     make_vectors,
     read_truth,
-    every_backend,
     score_truth,
 )
 

@@ -493,7 +493,8 @@ def test_where_vectors_are_to_be_is_one_address(text: str, target: tuple[str, st
 
 
 @pytest.mark.parametrize(
-    "text", ["", "http://db:6333", "qdrant://", "chroma://db", "qdrant://me:secret@db", "qdrant+ftp://x"]
+    "text",
+    ["", "http://db:6333", "qdrant://", "chroma://db", "qdrant://me:secret@db", "qdrant+ftp://x"],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--to") as caught:
