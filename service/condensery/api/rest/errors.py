@@ -94,6 +94,7 @@ _NOT_RETRIED = (
     errors.Conflict,
     errors.ModelFault,
     errors.AnswerServerFault,
+    errors.VectorDatabaseFault,
     errors.StoreError,
     errors.StorageError,
 )
