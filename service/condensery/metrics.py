@@ -282,6 +282,10 @@ class Metrics:
         "Passages changed since an index's FAISS file was written: what a start must catch up.",
         "index=",
     )
+    index_database_up: Gauge = _gauge(
+        "condensery_index_database_up",
+        "1 while the database of the indexes' vectors answers; without one, 1 too.",
+    )
     data_bytes: Gauge = _gauge(
         "condensery_data_bytes", "The data directory's disk: what is free, and all.", "state="
     )

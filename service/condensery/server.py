@@ -40,6 +40,7 @@ from condensery.errors import CondenseryError, StartError
 from condensery.index.lock import DataDirLock
 from condensery.index.maintenance import SNAPSHOTS
 from condensery.index.store import INDEXES, IndexStore
+from condensery.index.vector_database import DatabaseConfig, VectorDatabases
 from condensery.jobs.contexts import ContextStore
 from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.maintenance import SAMPLES_INDEX as SAMPLES
@@ -245,8 +246,15 @@ class Server:
         if makes_key:
             self._make_key()
         caps = IndexCaps(settings.max_indexes, settings.max_aliases, settings.max_snapshots)
+        databases = await asyncio.to_thread(self._open_databases)
+        stack.callback(databases.close)
         indexes = await asyncio.to_thread(
-            IndexStore, settings.data_dir, metrics=metrics, lock=lock, caps=caps
+            IndexStore,
+            settings.data_dir,
+            metrics=metrics,
+            lock=lock,
+            caps=caps,
+            databases=databases,
         )
         stack.callback(indexes.close)
         for name, reason in indexes.broken.items():
@@ -263,6 +271,7 @@ class Server:
         watch_gpus(metrics, (workers.device for workers in registry.workers))
         admission = Admission(settings.max_requests, settings.max_inflight_bytes, metrics)
         health = Health()
+        self._watch_databases(databases, health, metrics)
         self._services = services = Services(
             registry=registry,
             indexes=indexes,
@@ -304,6 +313,42 @@ class Server:
             stack.push_async_callback(tracing.close, TRACES_SECONDS)
             self._say(f"traces go to {target.endpoint} ({target.protocol})")
         return tracing
+
+    def _open_databases(self) -> VectorDatabases:
+        """Return where indexes have their vectors beside FAISS; a server is not asked yet."""
+        settings = self._settings
+        if settings.index_database is None:
+            return VectorDatabases()
+        key = settings.index_database_key
+        config = DatabaseConfig(
+            settings.index_backend,
+            settings.index_database,
+            key=None if key is None else key.get_secret_value(),
+            timeout_seconds=settings.index_database_timeout,
+            prefix=settings.index_database_prefix,
+        )
+        databases = VectorDatabases(config, settings.index_backend)
+        self._say(f"new indexes' vectors are in {config.backend} at {config.url}")
+        host = urlsplit(config.url).hostname or ""
+        if key is not None and config.url.startswith("http:") and is_reachable(host):
+            self._say(f"warning: its key goes to {host} unencrypted (index_database is no https)")
+        return databases
+
+    def _watch_databases(
+        self, databases: VectorDatabases, health: Health, metrics: Metrics
+    ) -> None:
+        """Let readiness, and a metric, follow whether indexes' vectors can be had."""
+        loop = asyncio.get_running_loop()
+
+        def note(fault: str | None) -> None:
+            health.set_unreachable(fault)
+            metrics.index_database_up.set(fault is None)
+
+        def tell(fault: str | None) -> None:
+            with contextlib.suppress(RuntimeError):  # of a thread, when the loop has ended
+                loop.call_soon_threadsafe(note, fault)
+
+        databases.watch(tell)
 
     def _open_answer_server(
         self, stack: AsyncExitStack, metrics: Metrics

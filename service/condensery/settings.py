@@ -55,6 +55,7 @@ PROXIES_ALLOWED = "addresses or networks, commas between them"
 ORIGINS_ALLOWED = "origins such as https://app.example.com:8443, commas between them, or *"
 URL_ALLOWED = "an http or https address such as http://127.0.0.1:8000/v1"
 OTLP_ALLOWED = "a collector's http or https address such as http://127.0.0.1:4317"
+DATABASE_ALLOWED = "an address such as http://127.0.0.1:6333, or file:///path for an embedded one"
 ANSWER_KEY_ALLOWED = "printable ASCII without blanks"
 HOSTS_ALLOWED = "names or addresses without a port, commas between them, *.example.com, or *"
 
@@ -82,6 +83,7 @@ _device = _group(
     pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
     examples=["auto", "cpu", "cuda", "cuda:1"],
 )
+_vectors = _group("vectors in a database")
 _answering = _group("answers by another server")
 _quality = _group("quality of answers")
 _limit = _group("limits")
@@ -144,6 +146,21 @@ class Settings(BaseModel):
     """Make the index `samples` on first start."""
     search: SearchMode = _model("dense")
     """How an index is searched where a request does not say: by vectors, by words, or by both."""
+
+    index_backend: Literal["faiss", "qdrant", "milvus"] = _vectors("faiss")
+    """Where new indexes have their vectors: here, or in a database, whose extra it needs."""
+    index_database: str | None = _vectors(allowed=DATABASE_ALLOWED)
+    """The database; indexes that are in FAISS already stay there."""
+    index_database_key: SecretStr | None = _vectors(allowed=ANSWER_KEY_ALLOWED)
+    """The key, or token, that it wants."""
+    index_database_timeout: float = _vectors(5.0, ge=0.1, le=600)
+    """Seconds that one reply of it may take."""
+    index_database_prefix: str = _vectors(
+        "condensery",
+        pattern="^[A-Za-z_][A-Za-z0-9_]{0,63}$",
+        allowed="1 to 64 letters, digits and _, no digit first",
+    )
+    """What names of its collections begin with; servers that share it each need their own."""
 
     answer_with: str | None = _answering(allowed=URL_ALLOWED)
     """Server of OpenAI's chat completions that writes the answers, from passages found here."""
@@ -267,7 +284,20 @@ class Settings(BaseModel):
             _split_url(text, OTLP_ALLOWED, "OTEL_EXPORTER_OTLP_HEADERS carries credentials")
         return text
 
-    @field_validator("answer_key")
+    @field_validator("index_database")
+    @classmethod
+    def _is_database(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        if text.startswith("file:"):
+            parts = urlsplit(text)
+            if parts.netloc or parts.query or parts.fragment or len(parts.path) < 2:
+                raise _wrong_value(f"it must be {DATABASE_ALLOWED}")
+            return text
+        _split_url(text, DATABASE_ALLOWED, "the key is CONDENSERY_INDEX_DATABASE_KEY")
+        return text.rstrip("/")
+
+    @field_validator("answer_key", "index_database_key")
     @classmethod
     def _is_header(cls, key: SecretStr | None) -> SecretStr | None:
         if key is not None and not re.fullmatch(r"[!-~]+", key.get_secret_value()):
@@ -294,6 +324,11 @@ class Settings(BaseModel):
             raise self._clash("grpc_port", "other than", "port", "other than")
         if self.max_inflight_bytes < self.max_body_bytes:
             raise self._clash("max_inflight_bytes", "at least", "max_body_bytes", "at most")
+        if self.index_backend != "faiss" and self.index_database is None:
+            raise _wrong_value("it needs index_database beside it", "index_backend")
+        if self.index_backend == "faiss" and self.index_database is not None:
+            problem = "it needs index_backend beside it, qdrant or milvus"
+            raise _wrong_value(problem, "index_database")
         if bool(self.answer_with) != bool(self.answer_model):
             present, missing = "answer_with", "answer_model"
             if self.answer_model:

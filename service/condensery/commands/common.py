@@ -21,6 +21,7 @@ from condensery.errors import (
     AnswerServerUnavailable,
     CondenseryError,
     Unavailable,
+    VectorDatabaseUnavailable,
 )
 from condensery.parsers import Parser
 
@@ -186,7 +187,8 @@ def connect(args: argparse.Namespace) -> Iterator[AnyClient]:
             yield client
     except Unavailable as error:
         refused = os.strerror(errno.ECONNREFUSED) in error.message
-        if isinstance(error, AnswerServerUnavailable) or not refused:
+        behind = isinstance(error, AnswerServerUnavailable | VectorDatabaseUnavailable)
+        if behind or not refused:
             raise
         raise Unavailable(f"{error.message}; {REFUSED_HELP}") from error
 

@@ -1,18 +1,27 @@
 """The settings as flags: made from ``Settings``, so that nothing is written twice."""
 
 import argparse
+from functools import partial
 from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from condensery.settings import Settings, choices_of, describe_allowed, flag_of, group_of, is_secret
+from condensery.settings import (
+    VARIABLE_PREFIX,
+    Settings,
+    choices_of,
+    describe_allowed,
+    flag_of,
+    group_of,
+    is_secret,
+)
 
 FLAGS_USAGE = "%(prog)s [-h] [FLAG ...]"  # all of them would be twenty lines above every error
 FLAGS_EXPLANATION = (
     "Each setting is also read from the environment, --max-items from CONDENSERY_MAX_ITEMS and so "
     "on; the command line wins. Keys are no flags, since command lines are seen by others: "
     "CONDENSERY_API_KEY holds one, --keys-file names a file of them; CONDENSERY_ANSWER_KEY is the "
-    "one for --answer-with."
+    "one for --answer-with, CONDENSERY_INDEX_DATABASE_KEY that for --index-database."
 )
 
 
@@ -25,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     groups: dict[str, Any] = {}
     for name in Settings.model_fields:
         if is_secret(name):
-            refuse = _refuse_secret if name == "api_key" else _refuse_answer_key
+            refuse = _refuse_secret if name == "api_key" else partial(_refuse_other_key, name)
             parser.add_argument(flag_of(name), type=refuse, help=argparse.SUPPRESS)
             continue
         title = group_of(name)
@@ -49,10 +58,11 @@ def _refuse_secret(value: str) -> None:
     )
 
 
-def _refuse_answer_key(value: str) -> None:
-    """Refuse the other server's key as a flag, without showing it."""
+def _refuse_other_key(name: str, value: str) -> None:
+    """Refuse another server's key as a flag, without showing it."""
+    variable = f"{VARIABLE_PREFIX}{name.upper()}"
     raise argparse.ArgumentTypeError(
-        "it is no flag, since command lines are seen by others: set CONDENSERY_ANSWER_KEY"
+        f"it is no flag, since command lines are seen by others: set {variable}"
     )
 
 

@@ -20,6 +20,7 @@ from condensery.commands.common import (
     print_note,
     print_result,
 )
+from condensery.commands.copying import add_copy
 from condensery.commands.searching import add_query
 from condensery.commands.terminal import confirm
 from condensery.documents.files import KINDS
@@ -77,6 +78,7 @@ def add_index(parsers: Parsers) -> None:
     add_alias_actions(actions)
     add_snapshot_actions(actions)
     add_rebuild(actions)
+    add_copy(actions)
 
 
 def add_document_actions(actions: Parsers) -> None:

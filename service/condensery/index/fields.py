@@ -117,9 +117,15 @@ def store(value: Scalar) -> Stored:
     return value
 
 
-def _rows(document: int, metadata: str) -> Iterator[tuple[str, Stored, int]]:
+def values_of(metadata: str) -> Iterator[tuple[str, Stored]]:
+    """Yield each value of a document's metadata, JSON, with its path, as the table holds them."""
     for path, value in entries(json.loads(metadata)):
-        yield path, store(value), document
+        yield path, store(value)
+
+
+def _rows(document: int, metadata: str) -> Iterator[tuple[str, Stored, int]]:
+    for path, value in values_of(metadata):
+        yield path, value, document
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -6,7 +6,6 @@ file takes one index down, a drop frees its disk space, and a snapshot of one is
 """
 
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from condensery.atomic_files import sync_path
 from condensery.index import database, generations, rebuilding
 from condensery.index.database import storage_errors
 from condensery.index.index import DATABASE, Index
+from condensery.index.vector_database import VectorDatabases
 from condensery.values import IndexSpec
 
 NEW = ".new-"
@@ -29,16 +29,18 @@ class Folders:
     Args:
         root: Holds one for each index.
         cache_every: Changed passages after which an index's FAISS cache file is written.
+        databases: Where vectors are that are not in FAISS.
     """
 
     root: Path
     cache_every: int
+    databases: VectorDatabases
 
     def names(self) -> Iterator[str]:
         """Yield the name of every index's folder, sorted; remove what a crash left."""
         for path in sorted(self.root.iterdir()):
             if path.name.startswith((NEW, DROPPED)):
-                shutil.rmtree(path, ignore_errors=True)
+                self.databases.remove(path)
             elif path.is_dir():
                 yield path.name
 
@@ -50,8 +52,13 @@ class Folders:
         """
         folder = self.root / name
         with storage_errors(folder):
-            generations.tidy(folder, keep=rebuilding.unfinished(folder))
-            return Index(name, generations.current(folder), cache_every=self.cache_every)
+            generations.tidy(folder, self.databases, keep=rebuilding.unfinished(folder))
+            return Index(
+                name,
+                generations.current(folder),
+                cache_every=self.cache_every,
+                databases=self.databases,
+            )
 
     def make(self, name: str, spec: IndexSpec) -> Index:
         """Make an index aside and rename it into place, so that it is there whole or not at all."""
@@ -59,10 +66,11 @@ class Folders:
             aside = Path(tempfile.mkdtemp(prefix=NEW, dir=self.root))
             try:
                 database.create(aside / DATABASE, spec)
+                self.databases.bind(aside, name)
                 sync_path(aside)
                 return self.place(aside, name)
             except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
+                self.databases.remove(aside)
                 raise
 
     def place(self, aside: Path, name: str) -> Index:

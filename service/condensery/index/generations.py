@@ -9,12 +9,12 @@ the process before or after.
 import contextlib
 import re
 import secrets
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 from condensery.atomic_files import replace_atomically, sync_path
 from condensery.errors import StorageError
+from condensery.index.vector_database import BINDING, VectorDatabases
 
 CURRENT = "current"
 _GENERATION = re.compile(r"gen-[0-9a-f]{16}")
@@ -52,18 +52,21 @@ def point(index: Path, generation: Path) -> None:
     replace_atomically(index / CURRENT, f"{generation.name}\n")
 
 
-def tidy(index: Path, keep: Collection[str] = ()) -> None:
+def tidy(index: Path, databases: VectorDatabases, keep: Collection[str] = ()) -> None:
     """Remove generations that no longer serve, and files that a crash left.
 
     Args:
         index: Its folder.
+        databases: Where they may have collections.
         keep: Generations that are being made.
     """
     serving = current(index)
     for path in index.iterdir():
         if path.is_dir() and _GENERATION.fullmatch(path.name):
             if path != serving and path.name not in keep:
-                shutil.rmtree(path, ignore_errors=True)
-        elif serving != index and path.name.startswith(("index.sqlite3", "vectors.faiss")):
+                databases.remove(path)
+        elif serving != index and path.name.startswith(("index.sqlite3", "vectors.faiss", BINDING)):
+            if path.name == BINDING and not databases.forget(path):
+                continue  # the next start tries again
             with contextlib.suppress(OSError):
                 path.unlink()

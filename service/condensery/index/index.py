@@ -1,5 +1,7 @@
 """One index: SQLite holds the truth, FAISS finds the nearest, both under the same row ids.
 
+In the place of FAISS there may be a database (``remote_vectors``); of FAISS itself holds:
+
 How they agree without a query ever waiting for a disk to sync: a write (1) adds its vectors to
 FAISS, where queries meet rows that SQLite does not show them yet, and skip them; (2) commits;
 (3) makes tombstones of the rows it replaced. A query does both its FAISS search and the read
@@ -14,16 +16,25 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from condensery.errors import EmptyInput, EncoderMismatch, IndexClosed
+from condensery.errors import (
+    EmptyInput,
+    EncoderMismatch,
+    IndexClosed,
+    InputError,
+    StorageError,
+)
 from condensery.index import bm25, checks, database, passages, selecting
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
 from condensery.index.passages import Stamp
+from condensery.index.remote_vectors import RemoteVectors
 from condensery.index.selecting import PageQuery
+from condensery.index.vector_database import VectorDatabases, read_binding
 from condensery.index.vector_index import ReadWriteLock, VectorIndex
 from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage, make_hit
 
@@ -41,14 +52,24 @@ class Index:
         directory: Holds its SQLite file, and its FAISS cache.
         cache_every: Changed passages after which the cache file is written; a quarter of the
             index if that is more.
+        databases: Where its vectors are, if they are not in FAISS.
 
     Raises:
-        StorageError: The SQLite file is missing, corrupt, of a newer format, or can't be used.
+        StorageError: The SQLite file is missing, corrupt, of a newer format, or can't be used; or
+            the vectors are in a database that ``databases`` does not have, or that can't hold them.
     """
 
-    def __init__(self, name: str, directory: Path, *, cache_every: int = 10_000) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        cache_every: int = 10_000,
+        databases: VectorDatabases | None = None,
+    ) -> None:
         self.name = name
         self.directory = directory
+        self.databases = databases or VectorDatabases()
         self._database = directory / DATABASE
         self._writer_mutex = threading.Lock()
         self._files_lock = ReadWriteLock()  # what needs no FAISS; held alone to close the files
@@ -59,12 +80,12 @@ class Index:
             try:
                 self.spec = database.read_spec(self._writer)
                 self._counts = passages.count(self._writer)
-                self._vector_index = VectorIndex(
-                    self._writer, self.spec, directory / CACHE, cache_every, self._report
-                )
+                self._vector_index = self._open_vectors(cache_every)
                 last_rows = passages.last_row(self._writer), self._vector_index.last_row()
                 self._next_row = 1 + max(last_rows)
             except BaseException:
+                if hasattr(self, "_vector_index"):
+                    self._vector_index.close()
                 self._writer.close()
                 raise
 
@@ -73,7 +94,7 @@ class Index:
         """What the index is and holds."""
         own = self.spec
         documents, pieces = self._counts
-        cache = self._vector_index.cache
+        status = self._vector_index.status
         return IndexInfo(
             name=self.name,
             encoder=own.encoder,
@@ -84,9 +105,9 @@ class Index:
             documents=documents,
             passages=pieces,
             options=own.options or {},
-            searched_as=cache.searched_as,
-            trains_at=cache.trains_at,
-            tombstones=cache.tombstones,
+            searched_as=status.searched_as,
+            trains_at=status.trains_at,
+            tombstones=status.tombstones,
             prompts=own.prompts,
         )
 
@@ -215,10 +236,10 @@ class Index:
             self._reader() as reader,
         ):
             reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
-            allowed = None if filter is None else selecting.passage_rows(reader, filter)
+            search = self._vector_index.prepare(reader, filter)
             wanted = top_k
             while True:
-                rows, scores, more = self._vector_index.search(reader, vector, wanted, allowed)
+                rows, scores, more = search(vector, wanted)
                 hit_passages = passages.fetch(reader, rows)
                 # short of hits because some are of a write in progress: look further
                 if len(hit_passages) >= top_k or not more:
@@ -323,7 +344,48 @@ class Index:
                 self._vector_index.save()
             self._close()
 
+    def wait_until_agreed(self, seconds: float | None = None) -> None:
+        """Wait until the database of its vectors, if there is one, holds all that SQLite does.
+
+        Raises:
+            VectorDatabaseUnavailable: Not within so many seconds; or it is down.
+            VectorDatabaseFault, StorageFull: It can't.
+        """
+        self._vector_index.wait_until_agreed(seconds)
+
+    def bind_like(self, directory: Path) -> None:
+        """Give the files of what is to take its place a place for vectors of the same kind.
+
+        Raises:
+            StorageError, OSError: Its own is not known; the disk refused.
+        """
+        binding = read_binding(self.directory)
+        backend = "faiss" if binding is None else binding.backend
+        self.databases.bind(directory, self.name, backend)
+
+    def _open_vectors(self, cache_every: int) -> VectorIndex | RemoteVectors:
+        binding = read_binding(self.directory)
+        if binding is None:
+            file = self.directory / CACHE
+            return VectorIndex(self._writer, self.spec, file, cache_every, self._report)
+        database = self.databases.open(binding)
+        try:
+            database.check_spec(self.spec)
+        except InputError as error:
+            raise StorageError(error.message) from error
+        return RemoteVectors(
+            self._writer,
+            self.spec,
+            self._database,
+            database,
+            binding.collection,
+            wait_seconds=self.databases.timeout_seconds,
+            report=self._report,
+            note_fault=partial(self.databases.note_fault, self.name),
+        )
+
     def _close(self) -> None:
+        self._vector_index.close()
         with self._vector_index.write_lock(), self._files_lock.exclusive():
             self._closed = True
             for reader in self._idle:

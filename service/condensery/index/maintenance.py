@@ -1,7 +1,6 @@
 """What is done to whole indexes while they serve: aliases, snapshots, restores and rebuilds."""
 
 import contextlib
-import shutil
 import sqlite3
 import tempfile
 import time
@@ -130,14 +129,23 @@ class IndexMaintenance:
             aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
             try:
                 self._snapshots.copy(name, snapshot, aside)
-                Index(target, aside).close()  # it is of this version's format then, with a cache
+                if over and self._store.usable(target):
+                    self._store.find(target).bind_like(aside)
+                else:
+                    self._store.databases.bind(aside, target)
+                # it is of this version's format then, with a cache, or whole in its database
+                fresh = Index(target, aside, databases=self._store.databases)
+                try:
+                    fresh.wait_until_agreed()
+                finally:
+                    fresh.close()
                 sync_path(aside)
                 with self._store.exclusive():
                     restored = (
                         self._take_over(target, aside) if over else self._store.adopt(target, aside)
                     )
             except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
+                self._store.databases.remove(aside)
                 raise
         self.measure(target)
         return restored.info
@@ -253,7 +261,12 @@ class IndexMaintenance:
         generation = generations.new_path(folder)
         aside.rename(generation)
         try:
-            fresh = Index(name, generation, cache_every=self._store.cache_every)
+            fresh = Index(
+                name,
+                generation,
+                cache_every=self._store.cache_every,
+                databases=self._store.databases,
+            )
             try:
                 self._store.replace(name, fresh)
             except BaseException:
@@ -262,6 +275,6 @@ class IndexMaintenance:
                 raise
         except BaseException:
             if generations.current(folder) != generation:
-                shutil.rmtree(generation, ignore_errors=True)
+                self._store.databases.remove(generation)
             raise
         return fresh

@@ -124,6 +124,15 @@ def fetch(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, Pass
     }
 
 
+def documents_of(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Return the id, and the metadata as JSON, of the document of each passage there is, by row."""
+    return {
+        row: (identity, metadata)
+        for chunk in _chunks(rows)
+        for row, identity, metadata in _in(connection, _DOCUMENTS_OF, chunk)
+    }
+
+
 def fetch_documents(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Document]:
     """Return the documents that exist, by id."""
     return {
@@ -187,6 +196,10 @@ def rank(
 
 _DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"
 _DOCUMENTS = "SELECT id, text, metadata FROM documents WHERE id IN ({})"
+_DOCUMENTS_OF = (
+    "SELECT p.row, d.id, d.metadata FROM passages AS p JOIN documents AS d ON d.row = p.document "
+    "WHERE p.row IN ({})"
+)
 _VECTORS = "SELECT passage, vector FROM vectors WHERE passage IN ({}) ORDER BY passage"
 _PASSAGES = (
     "SELECT p.row, p.id, d.id, p.start_char, p.end_char, d.row, coalesce(p.metadata, d.metadata) "

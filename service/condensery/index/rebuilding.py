@@ -8,7 +8,6 @@ twice: a document is written as the old index has it now, and its note is forgot
 
 import contextlib
 import json
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -153,7 +152,9 @@ class Rebuilding:
             self._plan = plan or self._begin(spec)
             generation = folder / self._plan.generation
             try:
-                self.fresh = Index(old.name, generation, cache_every=cache_every)
+                self.fresh = Index(
+                    old.name, generation, cache_every=cache_every, databases=old.databases
+                )
                 try:
                     with old.write_transaction() as connection:
                         if not changes.begun(connection):
@@ -258,6 +259,7 @@ class Rebuilding:
         try:
             made.mkdir()
             database.create(made / DATABASE, spec)
+            self.old.bind_like(made)
             sync_path(made)
             documents = self.old.info.documents
             plan = Plan(made.name, spec, round(time.time(), 3), documents)
@@ -272,7 +274,7 @@ class Rebuilding:
     def _undo(self, made: Path) -> None:
         with contextlib.suppress(OSError):  # it is without notes then, and `clear` forgets it
             (self._folder / PLAN).unlink(missing_ok=True)
-        shutil.rmtree(made, ignore_errors=True)
+        self.old.databases.remove(made)
 
 
 def cancel(folder: Path, index: Index) -> None:
@@ -283,7 +285,7 @@ def cancel(folder: Path, index: Index) -> None:
     with index.write_transaction() as connection:
         changes.end(connection)
     if plan is not None and folder / plan.generation != index.directory:
-        shutil.rmtree(folder / plan.generation, ignore_errors=True)
+        index.databases.remove(folder / plan.generation)
 
 
 def forget_plan(folder: Path) -> None:

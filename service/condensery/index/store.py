@@ -5,7 +5,6 @@ Where each has its files is in ``folders``, how one is found by its name or an a
 
 import contextlib
 import logging
-import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from condensery.index.lock import DataDirLock
 from condensery.index.maintenance import IndexMaintenance
 from condensery.index.names import IndexNames
 from condensery.index.selecting import PageQuery
+from condensery.index.vector_database import VectorDatabases
 from condensery.metrics import Metrics
 from condensery.values import (
     Document,
@@ -66,6 +66,7 @@ class IndexStore:
             otherwise the store takes it, and releases it on ``close``.
         cache_every: Changed passages after which an index's FAISS cache file is written.
         caps: How many indexes, aliases and snapshots may be made.
+        databases: Where vectors are that are not in FAISS; closed with the store.
 
     Raises:
         DataDirTaken: Another server holds the directory, or it can't be used.
@@ -79,10 +80,12 @@ class IndexStore:
         lock: DataDirLock | None = None,
         cache_every: int = 10_000,
         caps: IndexCaps | None = None,
+        databases: VectorDatabases | None = None,
     ) -> None:
         self.maintenance: IndexMaintenance  # aliases, snapshots and rebuilds
         self._own_lock = DataDirLock(data_dir) if lock is None else None
-        self._folders = Folders(data_dir / INDEXES, cache_every)
+        self.databases = databases or VectorDatabases()
+        self._folders = Folders(data_dir / INDEXES, cache_every, self.databases)
         self._metrics = metrics
         self.cache_every = cache_every
         # Over what begins or ends a rebuild; taken before the other one.
@@ -122,6 +125,7 @@ class IndexStore:
             if self.names.holds(name):
                 return self._existing(name, spec)
             self.names.check_free(name)
+            self.databases.check_spec(spec)
             index = self.names.open[name] = self._folders.make(name, spec)
         self._measure(index)
         return index.info
@@ -163,7 +167,7 @@ class IndexStore:
             self.names.broken.pop(name, None)
             self._forget(name, dropped)
             self.maintenance.measure(name)
-            shutil.rmtree(trash, ignore_errors=True)  # leftovers go at the next start
+            self.databases.remove(trash)  # leftovers go at the next start
 
     def upsert(
         self,
@@ -305,7 +309,7 @@ class IndexStore:
                 del self.names.broken[name]
             self._forget(name, old)
             with contextlib.suppress(OSError):  # leftovers go at the next start
-                generations.tidy(self.folder(name))
+                generations.tidy(self.folder(name), self.databases)
         self._measure(fresh)
 
     def close(self) -> None:
@@ -318,6 +322,7 @@ class IndexStore:
                 for index in self.names.open.values():
                     index.close()
                 self.names.open.clear()
+            self.databases.close()
         if self._own_lock is not None:
             self._own_lock.release()
 

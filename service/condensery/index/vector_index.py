@@ -14,13 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from condensery.errors import CondenseryError, StorageError
-from condensery.index import kinds, passages
+from condensery.index import kinds, passages, selecting
+from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
 from condensery.index.vectors import CacheUnusable, VectorCache
 from condensery.values import Floats, IndexSpec
 
 # Called with an event's name and its fields.
 Report = Callable[..., None]
+
+# Takes a vector, (dims,), and how many rows; returns the nearest rows, their scores, and whether
+# there may be more.
+Search = Callable[[Floats, int], tuple[list[int], list[float], bool]]
 
 # Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
 _ADD_BLOCK = 64
@@ -67,6 +72,15 @@ class ReadWriteLock:
                 self._changed.notify_all()
 
 
+@dataclass(frozen=True, slots=True)
+class VectorStatus:
+    """How vectors are searched: ``IndexInfo`` says what each is."""
+
+    searched_as: str
+    trains_at: int | None
+    tombstones: int
+
+
 class VectorIndex:
     """Finds the rows nearest to a vector. Whoever changes it holds the index's write lock.
 
@@ -108,6 +122,12 @@ class VectorIndex:
         self.behind = restored.unsaved
         self._unsaved = restored.unsaved  # passages changed since it was written, or that was tried
 
+    @property
+    def status(self) -> VectorStatus:
+        """How it is searched, and what it has too much."""
+        cache = self.cache
+        return VectorStatus(cache.searched_as, cache.trains_at, cache.tombstones)
+
     def read_lock(self) -> AbstractContextManager[None]:
         """Keep every change out, but no other search."""
         return self._lock.shared()
@@ -115,6 +135,14 @@ class VectorIndex:
     def write_lock(self) -> AbstractContextManager[None]:
         """Keep everyone else out."""
         return self._lock.exclusive()
+
+    def prepare(self, reader: sqlite3.Connection, filter: Filter | None) -> Search:
+        """Return what searches, among the passages that a filter chooses.
+
+        The caller holds ``read_lock``, from before the read that fixes its SQLite snapshot.
+        """
+        allowed = None if filter is None else selecting.passage_rows(reader, filter)
+        return lambda vector, k: self.search(reader, vector, k, allowed)
 
     def search(
         self, reader: sqlite3.Connection, vector: Floats, k: int, allowed: Rows | None
@@ -187,6 +215,12 @@ class VectorIndex:
             self.saved = self._written.sequence
             self.behind = 0
         self._unsaved = 0  # also after a failure: try again after as many changes, not at each
+
+    def close(self) -> None:
+        """Do nothing: ``save`` was called, or is not wanted."""
+
+    def wait_until_agreed(self, seconds: float | None = None) -> None:
+        """Do nothing: it agrees with SQLite from the start."""
 
     def _discard(self, rows: Sequence[int]) -> None:
         if rows:

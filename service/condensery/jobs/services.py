@@ -320,6 +320,7 @@ class Health:
         self._started = False
         self._fault: str | None = None
         self._missing: str | None = None
+        self._unreachable: str | None = None
         self._watchers: list[Callable[[bool], None]] = []
 
     @property
@@ -330,7 +331,7 @@ class Health:
     @property
     def ready(self) -> bool:
         """Whether the default models are loaded, all is well and the server is not draining."""
-        well = self._fault is None and self._missing is None
+        well = self._fault is None and self._missing is None and self._unreachable is None
         return self.live and self._started and not self.draining and well
 
     @property
@@ -342,6 +343,8 @@ class Health:
             return "draining"
         if self._missing is not None:
             return self._missing
+        if self._unreachable is not None:
+            return self._unreachable
         return "ready" if self._started else "starting"
 
     def start(self) -> None:
@@ -363,6 +366,11 @@ class Health:
     def set_missing(self, reason: str | None) -> None:
         """Note that a default is missing, or (None) that none is."""
         self._missing = reason
+        self._notify()
+
+    def set_unreachable(self, reason: str | None) -> None:
+        """Note that an index's vectors can't be had, or (None) that all can."""
+        self._unreachable = reason
         self._notify()
 
     def watch(self, callback: Callable[[bool], None]) -> None:

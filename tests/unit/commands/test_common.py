@@ -3,7 +3,7 @@ import argparse
 import pytest
 
 from condensery.commands.common import complete_url, connect
-from condensery.errors import AnswerServerUnavailable, Unavailable
+from condensery.errors import AnswerServerUnavailable, Unavailable, VectorDatabaseUnavailable
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def test_only_a_refused_connection_says_how_to_start_a_server() -> None:
         (Unavailable("localhost: [Errno 111] Connection refused"), True),
         (Unavailable("the server is starting"), False),
         (AnswerServerUnavailable("the answers' server: Connection refused"), False),
+        (VectorDatabaseUnavailable("Qdrant at http://db: Connection refused"), False),
     ):
         with pytest.raises(Unavailable) as caught, connect(args):
             raise error

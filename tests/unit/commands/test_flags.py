@@ -19,7 +19,7 @@ def make() -> argparse.ArgumentParser:
 
 def test_every_setting_has_a_flag_but_for_the_secrets() -> None:
     offered = set(re.findall(r"--[a-z-]+", make().format_help()))
-    assert SECRETS == ["answer_key", "api_key"]
+    assert SECRETS == ["index_database_key", "answer_key", "api_key"]
     for name in Settings.model_fields:
         assert (flag_of(name) in offered) == (name not in SECRETS), name
     assert len(SWITCHES) > 1

@@ -6,9 +6,11 @@ happens, keeps what a power cut would leave, and can let any write or sync fail.
 """
 
 import _sqlite3
+import contextlib
 import ctypes
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,9 @@ import numpy as np
 import pytest
 
 from condensery.index import fields, generations
+from condensery.index.remote_vectors import RemoteVectors
 from condensery.index.store import IndexStore
+from condensery.index.vector_database import DatabaseConfig, VectorDatabases
 from condensery.values import Document, Floats, Hit, IndexSpec, Passage
 
 DIMS = 8
@@ -95,10 +99,10 @@ def score_truth(truth: dict[str, Floats], vector: Floats, metric: str = "ip") ->
 
 
 def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: int = 5) -> None:
-    """FAISS and SQLite hold the same: every passage is found, with brute force's scores."""
+    """SQLite and what finds vectors hold the same: all is found, with brute force's scores."""
     truth = read_truth(data_dir, name)
     metric = store.info(name).metric
-    assert store.count(name)[1] == store.find(name)._vector_index.cache.live == len(truth)
+    assert store.count(name)[1] == count_vectors(store, name) == len(truth)
     for vector in make_vectors(queries, seed=99):
         # more than there are, so that a vector left behind in FAISS would show as well
         top_k = len(truth) + 10
@@ -106,6 +110,23 @@ def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: 
         assert_best_hits(hits, score_truth(truth, vector, metric), top_k)
     assert_words_agree(data_dir, name)
     assert_fields_agree(data_dir, name)
+
+
+def count_vectors(store: IndexStore, name: str = "kb") -> int:
+    """How many vectors searches can meet; of a database, once it has deleted what it is to."""
+    found = store.find(name)._vector_index
+    if not isinstance(found, RemoteVectors):
+        return found.cache.live
+    found.wait_until_agreed(30)
+    wait_until(lambda: found.status.tombstones == 0)
+    return found.database.count(found.collection)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def assert_fields_agree(data_dir: Path, name: str = "kb") -> None:
@@ -158,8 +179,51 @@ def assert_best_hits(hits: Sequence[Hit], scores: dict[str, float], top_k: int) 
     np.testing.assert_allclose(got, sorted(scores.values(), reverse=True)[:top_k], **close)
 
 
-def open_store(data_dir: Path, **options: int) -> IndexStore:
+def open_store(data_dir: Path, **options: Any) -> IndexStore:
     return IndexStore(data_dir, **options)
+
+
+# FAISS; Qdrant's REST, before its client's local mode in memory; that mode in files, which syncs
+# each point and so is for few; Milvus Lite.
+BACKENDS = ("faiss", "qdrant", "milvus")
+FILES = "qdrant-files"
+# For modules whose tests are of every backend; for others what opens a store has FAISS.
+every_backend = pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+
+OpenDatabases = Callable[..., VectorDatabases | None]
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "faiss")
+
+
+@pytest.fixture(scope="module")
+def open_databases(
+    backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OpenDatabases]:
+    """What a store is given to have its vectors in the backend; a new client each call.
+
+    An embedded database takes one client at a time: stores that are open at once name their own.
+    """
+    with contextlib.ExitStack() as stack:
+        if backend == "faiss":
+            yield lambda _name="": None
+            return
+        name = "qdrant" if backend.startswith("qdrant") else "milvus"
+        pytest.importorskip("qdrant_client" if name == "qdrant" else "milvus_lite")
+        if backend == "qdrant":
+            from qdrant_server import serving_qdrant
+
+            url = stack.enter_context(serving_qdrant()).url
+        else:
+            url = tmp_path_factory.mktemp(name).as_uri() + "/vectors{}.db"
+
+        def open_one(which: str = "") -> VectorDatabases:
+            config = DatabaseConfig(name, url.format(which), timeout_seconds=30)
+            return VectorDatabases(config, name)
+
+        yield open_one
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, object]]:
@@ -290,8 +354,8 @@ def disk(data_dir: Path, tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.fixture
-def store(data_dir: Path) -> Iterator[IndexStore]:
+def store(data_dir: Path, open_databases: OpenDatabases) -> Iterator[IndexStore]:
     """A store with one empty index, kb."""
-    with IndexStore(data_dir) as index_store:
+    with IndexStore(data_dir, databases=open_databases()) as index_store:
         index_store.create("kb", IndexSpec(**SETTINGS))
         yield index_store

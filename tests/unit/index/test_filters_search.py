@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.unit.index.conftest import (
     SETTINGS,
     Batch,
+    OpenDatabases,
     assert_agrees,
     assert_best_hits,
+    every_backend,
     make_batch,
     make_vectors,
     read_truth,
@@ -42,7 +44,9 @@ def make_metadata(chance: random.Random) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[IndexStore, Path, Any]]:
+def filled(
+    tmp_path_factory: pytest.TempPathFactory, open_databases: OpenDatabases
+) -> Iterator[tuple[IndexStore, Path, Any]]:
     """Flat indexes of both metrics; documents of one to three passages, some gone again."""
     data_dir = tmp_path_factory.mktemp("filled")
     chance = random.Random(3)
@@ -59,7 +63,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[IndexStor
             )
             at += len(word) + 1
     batch = Batch(documents, passages, make_vectors(len(passages), seed=1))
-    with IndexStore(data_dir) as store:
+    with IndexStore(data_dir, databases=open_databases("-filled")) as store:
         for metric in METRICS:
             store.create(metric, IndexSpec(**{**SETTINGS, "metric": metric}))
             batch.upsert(store, metric)
@@ -70,6 +74,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[IndexStor
         yield store, data_dir, kept
 
 
+@every_backend
 @settings(max_examples=150, deadline=None)
 @given(filters, st.integers(0, 50), st.sampled_from([1, 5, 40, 2000]), st.sampled_from(METRICS))
 def test_a_search_finds_the_best_of_what_the_filter_chooses(
@@ -139,6 +144,7 @@ def test_hnsw_finds_nearly_all_of_it_however_many_are_allowed(
         assert hit_count >= 0.95 * total
 
 
+@every_backend
 def test_a_filter_sees_what_the_query_sees_after_each_write(
     store: IndexStore, data_dir: Path
 ) -> None:
@@ -172,6 +178,7 @@ def test_of_equal_ones_the_older_come_first(store: IndexStore) -> None:
     ]
 
 
+@every_backend
 def test_passages_are_chosen_by_their_documents_metadata(store: IndexStore) -> None:
     """Not by their own, which the store may be given; a delete could not tell them apart."""
     batch = make_batch(["a"], tag="t")
@@ -183,6 +190,7 @@ def test_passages_are_chosen_by_their_documents_metadata(store: IndexStore) -> N
     assert len(store.query("kb", batch.vectors[0], top_k=9, filter=by_document)) == 2
 
 
+@every_backend
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_a_filter_never_sees_half_a_write(store: IndexStore, kind: str) -> None:
     store.create("other", IndexSpec(**{**SETTINGS, "kind": kind}))

@@ -12,6 +12,7 @@ from tests.unit.index.conftest import (
     SETTINGS,
     Disk,
     assert_agrees,
+    every_backend,
     make_batch,
     make_vectors,
 )
@@ -24,6 +25,7 @@ from condensery.index.store import IndexStore
 from condensery.values import IndexSpec
 
 
+@every_backend
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_readers_never_see_half_a_write(store: IndexStore, data_dir: Path, kind: str) -> None:
     store.create("other", IndexSpec(**{**SETTINGS, "kind": kind}))

@@ -16,6 +16,7 @@ from tests.unit.index.conftest import (
     SETTINGS,
     Disk,
     assert_agrees,
+    every_backend,
     make_batch,
     make_vectors,
 )
@@ -99,6 +100,7 @@ def test_what_is_restored_is_what_was_there(data_dir: Path, kind: str) -> None:
         assert "current" in names
 
 
+@every_backend
 def test_a_snapshot_becomes_another_index(store: IndexStore, data_dir: Path) -> None:
     make_batch(["a", "b"]).upsert(store)
     made = store.maintenance.snapshot("kb")
@@ -111,6 +113,7 @@ def test_a_snapshot_becomes_another_index(store: IndexStore, data_dir: Path) -> 
     assert ids(store, "kb-2") == {"a", "b"}
 
 
+@every_backend
 def test_a_dropped_index_comes_back_from_its_snapshot(store: IndexStore) -> None:
     make_batch(["a"]).upsert(store)
     made = store.maintenance.snapshot("kb")
@@ -187,6 +190,7 @@ def test_what_is_no_id_is_refused(store: IndexStore, bad: str) -> None:
             call("kb", bad)
 
 
+@every_backend
 def test_writes_and_queries_go_on_while_it_is_copied(store: IndexStore, data_dir: Path) -> None:
     """Each snapshot is one state: documents are written two at a time, and stay pairs."""
     stop = threading.Event()

@@ -78,6 +78,7 @@ ERROR_ROWS: dict[type[CondenseryError], ErrorRow] = {
     errors.CompressionFailed: ErrorRow((424, "Backend"), (424, _SERVER), 424, 424),
     errors.AnswerServerFault: ErrorRow((502, "Backend"), (502, _SERVER), 502, 502),
     errors.AnswerServerSlow: ErrorRow((504, "Backend"), (504, "timeout"), 504, 504),
+    errors.VectorDatabaseFault: ErrorRow((502, "Backend"), (502, _SERVER), 502, 502),
     errors.StoreError: ErrorRow((500, "Backend"), (500, _SERVER), 500, 500),
     errors.StorageError: ErrorRow((500, "Backend"), (500, _SERVER), 500, 500),
     errors.StorageFull: ErrorRow((507, "Backend"), (507, _SERVER), 507, 507),
@@ -93,6 +94,7 @@ _NOT_RETRIED = (
     errors.Conflict,
     errors.ModelFault,
     errors.AnswerServerFault,
+    errors.VectorDatabaseFault,
     errors.StoreError,
     errors.StorageError,
 )

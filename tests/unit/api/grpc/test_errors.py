@@ -32,11 +32,11 @@ STATUSES = {
     "SnapshotDamaged SnapshotTooNew RebuildRunning TextsMissing EncoderMismatch ContextMismatch "
     "ModelInUse ModelNotLoaded ModelAliasTaken ModelAliasCircle",
     StatusCode.RESOURCE_EXHAUSTED: "Overloaded",
-    StatusCode.UNAVAILABLE: "Unavailable AnswerServerUnavailable",
+    StatusCode.UNAVAILABLE: "Unavailable AnswerServerUnavailable VectorDatabaseUnavailable",
     StatusCode.DEADLINE_EXCEEDED: "DeadlineExceeded ExpiredInQueue AnswerServerSlow",
     StatusCode.INTERNAL: "CondenseryError ModelFault CompressionFailed StoreError CorruptModel "
     "StorageError StorageFull StorageReadOnly StartError PortTaken DataDirTaken SettingError "
-    "AnswerServerFault",
+    "AnswerServerFault VectorDatabaseFault",
 }
 
 

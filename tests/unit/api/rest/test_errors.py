@@ -3,7 +3,13 @@ import pytest
 
 from condensery import errors
 from condensery.api.rest.errors import ERROR_ROWS, FAMILIES, render_error
-from condensery.errors import AnswerServerUnavailable, CondenseryError, Overloaded, code_of
+from condensery.errors import (
+    AnswerServerUnavailable,
+    CondenseryError,
+    Overloaded,
+    VectorDatabaseUnavailable,
+    code_of,
+)
 
 
 def tree(kind=CondenseryError):
@@ -14,7 +20,7 @@ EVERY = [kind for kind in tree() if kind.__module__ == errors.__name__]
 
 
 def make(kind):
-    if issubclass(kind, Overloaded | AnswerServerUnavailable):
+    if issubclass(kind, Overloaded | AnswerServerUnavailable | VectorDatabaseUnavailable):
         return kind("full")
     return kind("text: 'x' is wrong.", field="text")
 
@@ -64,8 +70,8 @@ STATUSES = {
     431: "HeadersTooLarge",
     500: "CondenseryError ModelFault StoreError CorruptModel StorageError StorageReadOnly "
     "StartError PortTaken DataDirTaken SettingError",
-    502: "AnswerServerFault",
-    503: "Unavailable AnswerServerUnavailable",
+    502: "AnswerServerFault VectorDatabaseFault",
+    503: "Unavailable AnswerServerUnavailable VectorDatabaseUnavailable",
     504: "DeadlineExceeded AnswerServerSlow",
     507: "StorageFull",
 }
