@@ -367,17 +367,21 @@ class Index:
         binding = read_binding(self.directory)
         if binding is None:
             file = self.directory / CACHE
-            return VectorIndex(self._writer, self.spec, file, cache_every, self._report)
-        database = self.databases.open(binding)
+            return VectorIndex(
+                *(self._writer, self.spec, file, cache_every, self._report),
+                open_reader=partial(database.open_reader, self._database),
+                writing=self._write_lock,
+            )
+        opened = self.databases.open(binding)
         try:
-            database.check_spec(self.spec)
+            opened.check_spec(self.spec)
         except InputError as error:
             raise StorageError(error.message) from error
         return RemoteVectors(
             self._writer,
             self.spec,
             self._database,
-            database,
+            opened,
             binding.collection,
             wait_seconds=self.databases.timeout_seconds,
             report=self._report,

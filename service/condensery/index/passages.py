@@ -173,6 +173,19 @@ def vector_blocks(
             yield _unpack(_in(connection, _VECTORS, chunk).fetchall(), dims)
 
 
+def vectors_after(
+    connection: sqlite3.Connection, dims: int, row: int
+) -> Iterator[tuple[Rows, Floats]]:
+    """Yield (rows, vectors) of all rows over the given one, in blocks, until there are no more.
+
+    A block is a read of its own: what is written meanwhile comes at the end, since row ids only
+    grow, and SQLite's log is not kept from being put into the file.
+    """
+    while block := connection.execute(_AFTER, (row, _BLOCK)).fetchall():
+        row = block[-1][0]
+        yield _unpack(block, dims)
+
+
 def rank(
     connection: sqlite3.Connection, rows: Sequence[int], vector: Floats, metric: str
 ) -> tuple[list[int], list[float]]:
@@ -200,6 +213,7 @@ _DOCUMENTS_OF = (
     "SELECT p.row, d.id, d.metadata FROM passages AS p JOIN documents AS d ON d.row = p.document "
     "WHERE p.row IN ({})"
 )
+_AFTER = "SELECT passage, vector FROM vectors WHERE passage > ? ORDER BY passage LIMIT ?"
 _VECTORS = "SELECT passage, vector FROM vectors WHERE passage IN ({}) ORDER BY passage"
 _PASSAGES = (
     "SELECT p.row, p.id, d.id, p.start_char, p.end_char, d.row, coalesce(p.metadata, d.metadata) "

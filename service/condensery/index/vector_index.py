@@ -1,19 +1,21 @@
 """The FAISS cache of an open index: searched by many at once, changed by one, saved at times.
 
-At a start it is loaded as it was saved and brought in line with SQLite, or built from SQLite.
+At a start it is loaded as it was saved and brought in line with SQLite, or built from SQLite. What
+takes long, training and building a graph, is done aside: the cache that there is, or a flat one in
+its place, answers and is written to until the new one is ready.
 """
 
 import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from condensery.errors import CondenseryError, StorageError
+from condensery.errors import CondenseryError, IndexClosed, StorageError
 from condensery.index import kinds, passages, selecting
 from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
@@ -29,6 +31,10 @@ Search = Callable[[Floats, int], tuple[list[int], list[float], bool]]
 
 # Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
 _ADD_BLOCK = 64
+# Of how many passages a graph is built before an index is opened: some seconds of work.
+_BUILT_AT_ONCE = 5_000
+# After a failure a cache is not made anew before the index has grown by so much.
+_GROWN = 1.1
 
 
 class ReadWriteLock:
@@ -90,6 +96,8 @@ class VectorIndex:
         file: Where it is saved.
         save_every: Changed passages after which it is; a quarter of the index if that is more.
         report: Called with what was amiss and mended.
+        open_reader: Opens a connection that reads the index's SQLite file.
+        writing: Keeps all writes to the index out; raises IndexClosed once it is closed.
 
     Attributes:
         cache: The vectors.
@@ -108,8 +116,16 @@ class VectorIndex:
         file: Path,
         save_every: int,
         report: Report,
+        open_reader: Callable[[], sqlite3.Connection],
+        writing: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._connection = connection
+        self._open_reader = open_reader
+        self._writing = writing
+        self._closed = threading.Event()
+        self._maker: threading.Thread | None = None  # of a new cache, aside
+        self._discarded: list[int] = []  # rows, since it began
+        self._failed_at = 0  # passages that there were when it last failed
         self._spec = spec
         self._file = file
         self._save_every = save_every
@@ -121,6 +137,8 @@ class VectorIndex:
         self.saved = restored.saved
         self.behind = restored.unsaved
         self._unsaved = restored.unsaved  # passages changed since it was written, or that was tried
+        if self.cache.needs_training:
+            self._begin_anew()
 
     @property
     def status(self) -> VectorStatus:
@@ -164,8 +182,7 @@ class VectorIndex:
 
     def last_row(self) -> int:
         """Return the highest row id there is, tombstones included; 0 if there is none."""
-        rows = self.cache.rows()
-        return int(rows.max()) if len(rows) else 0
+        return self.cache.last_row
 
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors, a few at a time: queries go between."""
@@ -192,7 +209,7 @@ class VectorIndex:
         self.behind += added + len(removed)
         try:
             if self.cache.needs_training:
-                self._rebuild()
+                self._begin_anew()
             elif self.cache.needs_compaction:
                 self._compact()
             if self._unsaved >= max(self._save_every, self.cache.live // 4):
@@ -206,8 +223,7 @@ class VectorIndex:
             return
         try:
             if self.cache.searched_as == "flat":
-                with self.write_lock():
-                    self.cache.compact()
+                self._compact()
             self.cache.save(self._file, self._written)
         except (OSError, MemoryError, RuntimeError) as error:
             self._report("index_cache_not_saved", reason=str(error))
@@ -217,28 +233,78 @@ class VectorIndex:
         self._unsaved = 0  # also after a failure: try again after as many changes, not at each
 
     def close(self) -> None:
-        """Do nothing: ``save`` was called, or is not wanted."""
+        """Let a cache that is being made aside go; ``save`` was called, or is not wanted."""
+        self._closed.set()
 
     def wait_until_agreed(self, seconds: float | None = None) -> None:
-        """Do nothing: it agrees with SQLite from the start."""
+        """Wait for a cache that is being made aside, for so many seconds at most.
+
+        It agrees with SQLite from the start: what was there before answers until then.
+        """
+        maker = self._maker
+        if maker is not None:
+            maker.join(seconds)
 
     def _discard(self, rows: Sequence[int]) -> None:
         if rows:
             with self.write_lock():
                 self.cache.discard(rows)
+            if self._maker is not None:
+                self._discarded += rows
 
     def _compact(self) -> None:
-        if self.cache.searched_as == "flat":
+        if self.cache.searched_as != "flat":
+            self._begin_anew()
+        elif self.cache.tombstones:
+            # beside the old one: moving what follows a tombstone would keep queries out as long
+            fresh = self.cache.compacted()
             with self.write_lock():
-                self.cache.compact()
-            return
-        self._rebuild()
+                self.cache = fresh
 
-    def _rebuild(self) -> None:
-        # beside the old one, which goes on answering
-        fresh = build(self._connection, self._spec)
-        with self.write_lock():
-            self.cache = fresh
+    # A cache made anew, aside
+
+    def _begin_anew(self) -> None:
+        """Make a new cache in a thread. Nobody writes meanwhile, or the caller does."""
+        if self._maker is not None or self.cache.live < self._failed_at * _GROWN:
+            return
+        self._discarded.clear()
+        self._maker = threading.Thread(target=self._make_anew, name="index-anew", daemon=True)
+        self._maker.start()
+
+    def _make_anew(self) -> None:
+        """Fill a cache from SQLite while writes go on, and at the end let nobody write."""
+        try:
+            with closing(self._open_reader()) as reader:
+                fresh = begin_cache(reader, self._spec)
+                self._fill(fresh, reader)
+            with self._writing():
+                self._fill(fresh, self._connection)
+                fresh.discard(np.intersect1d(fresh.rows(), self._discarded).tolist())
+                _check_count(self._connection, fresh)
+                with self.write_lock():
+                    self.cache = fresh
+                self._maker, self._failed_at = None, 0
+                self._unsaved = max(self._unsaved, 1)
+                self.save()
+        except IndexClosed:
+            return
+        except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
+            self._report("index_cache_upkeep_failed", reason=str(error))
+            with contextlib.suppress(IndexClosed), self._writing():
+                self._maker, self._failed_at = None, self.cache.live
+
+    def _fill(self, fresh: VectorCache, connection: sqlite3.Connection) -> None:
+        """Add the rows over those that a cache holds.
+
+        Raises:
+            IndexClosed: The index was closed meanwhile.
+        """
+        for rows, vectors in passages.vectors_after(connection, self._spec.dims, fresh.last_row):
+            for start in range(0, len(rows), _ADD_BLOCK):
+                if self._closed.is_set():
+                    raise IndexClosed("The index was closed.")
+                block = slice(start, start + _ADD_BLOCK)
+                fresh.add(rows[block], vectors[block])
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +334,6 @@ def restore(
         if not passages.knows_write(connection, stamp):
             raise CacheUnusable("of another history of this index")
         added, removed = _catch_up(connection, spec, cache)
-        if cache.needs_training:
-            raise CacheUnusable("large enough by now to be trained")
     except CacheUnusable as error:
         cache = build(connection, spec)
         if cache.live or path.exists():
@@ -286,18 +350,32 @@ def restore(
 
 
 def build(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
-    """Fill a new cache with every vector that SQLite holds."""
+    """Fill a new cache with every vector that SQLite holds: a flat one, if another takes long."""
     _, expected = passages.count(connection)
-    options = spec.options or {}
-    cache = VectorCache(spec.kind, spec.metric, spec.dims, options)
-    if cache.trains_at is not None and expected >= cache.trains_at:
-        cache = _train(connection, spec, expected)
+    if spec.kind == "hnsw" and expected > _BUILT_AT_ONCE:
+        cache = VectorCache.standing_in(spec.kind, spec.metric, spec.dims, spec.options or {})
+    else:
+        cache = VectorCache(spec.kind, spec.metric, spec.dims, spec.options or {})
     for rows, vectors in passages.vector_blocks(connection, spec.dims):
         cache.add(rows, vectors)
+    _check_count(connection, cache)
+    return cache
+
+
+def _check_count(connection: sqlite3.Connection, cache: VectorCache) -> None:
+    _, expected = passages.count(connection)
     if cache.live != expected:
         raise StorageError(
             f"The index is corrupt: it has {expected} passages, but {cache.live} vectors."
         )
+
+
+def begin_cache(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
+    """Return an empty cache of the index's kind, trained where that is due."""
+    cache = VectorCache(spec.kind, spec.metric, spec.dims, spec.options or {})
+    _, expected = passages.count(connection)
+    if cache.trains_at is not None and expected >= cache.trains_at:
+        return _train(connection, spec, expected)
     return cache
 
 

@@ -27,6 +27,8 @@ FEW_FACTOR = 1000
 # Share of tombstones past which the cache is compacted, and the number under which it never is.
 MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
+# Vectors copied at once when a flat cache is compacted.
+_COPIED = 10_000
 
 
 @contextmanager
@@ -109,10 +111,18 @@ class VectorCache:
             index = train(metric, dims, options, rows, sample)
         return cls(kind, metric, dims, options, faiss.IndexIDMap(index))
 
+    @classmethod
+    def standing_in(cls, kind: str, metric: str, dims: int, options: Options) -> Self:
+        """Return an empty flat cache for an index of any kind: filled at once, searched whole."""
+        return cls(
+            kind, metric, dims, options, faiss.IndexIDMap(faiss.IndexFlat(dims, METRICS[metric]))
+        )
+
     @property
     def searched_as(self) -> str:
-        """The kind, or ``flat`` of one that waits for enough vectors to be trained on."""
-        return "flat" if self.kind == "ivf_pq" and self._cells is None else self.kind
+        """The kind, or ``flat`` of one whose graph or training is to come."""
+        held = faiss.downcast_index(self._index.index)
+        return "flat" if isinstance(held, faiss.IndexFlat) else self.kind
 
     @property
     def approximates(self) -> bool:
@@ -127,7 +137,8 @@ class VectorCache:
     @property
     def trains_at(self) -> int | None:
         """Rows at which it is to be trained; None if it is, or never needs it."""
-        return kinds.least_rows(self._options) if self.searched_as != self.kind else None
+        waits = self.kind == "ivf_pq" and self.searched_as == "flat"
+        return kinds.least_rows(self._options) if waits else None
 
     @property
     def needs_compaction(self) -> bool:
@@ -137,9 +148,11 @@ class VectorCache:
 
     @property
     def needs_training(self) -> bool:
-        """Whether it has come to hold so much that it should be trained, or trained anew."""
+        """Whether it holds so much that it should be trained, or anew, or stands in for a graph."""
         if self.trains_at is not None:
             return self.live >= self.trains_at
+        if self.searched_as != self.kind:
+            return True
         cells = self._cells
         if cells is None or "nlist" in self._options:
             return False
@@ -158,6 +171,12 @@ class VectorCache:
         ids: Rows = faiss.vector_to_array(self._index.id_map)
         return ids
 
+    @property
+    def last_row(self) -> int:
+        """The highest row there is, tombstones included; 0 if there is none."""
+        rows = self.rows()
+        return int(rows[-1]) if len(rows) else 0
+
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors (rows, dims) under new row ids."""
         with _one_thread():
@@ -169,12 +188,18 @@ class VectorCache:
         dead = faiss.IDSelectorBatch(self._dead_rows())
         self._alive_only = faiss.IDSelectorNot(dead) if self._dead else None
 
-    def compact(self) -> None:
-        """Take the tombstones out of a flat cache; another one has to be built anew."""
-        if self.searched_as == "flat" and self._dead:
-            self._index.remove_ids(faiss.IDSelectorBatch(self._dead_rows()))
-            self._dead.clear()
-            self._alive_only = None
+    def compacted(self) -> "VectorCache":
+        """Return a flat cache of the living rows alone; this one stays as it is."""
+        fresh = VectorCache.standing_in(self.kind, self.metric, self.dims, self._options)
+        held = faiss.downcast_index(self._index.index)
+        rows = self.rows()
+        vectors = faiss.rev_swig_ptr(held.get_xb(), held.ntotal * self.dims)
+        vectors = vectors.reshape(held.ntotal, self.dims)
+        living = np.flatnonzero(~np.isin(rows, self._dead_rows()))
+        for start in range(0, len(living), _COPIED):
+            block = living[start : start + _COPIED]
+            fresh.add(rows[block], vectors[block])
+        return fresh
 
     @_one_thread()
     def search(
@@ -202,7 +227,7 @@ class VectorCache:
         index = self._index if allowed is None else faiss.downcast_index(self._index.index)
         scores, ids = index.search(vector[None, :], k, params=self._parameters(k, allowed))
         there = ids[0] >= 0
-        if self.kind == "hnsw" and there.sum() < k:
+        if self.searched_as == "hnsw" and there.sum() < k:
             # what may not be found can hide the rest from a greedy walk
             return self._score(vector, k, self._living() if allowed is None else allowed)
         return self._named(ids[0][there], scores[0][there], by_place=allowed is not None)
@@ -272,7 +297,7 @@ class VectorCache:
     def _parameters(self, k: int, allowed: Rows | None) -> Any:
         # a new object each time: FAISS writes into it during the search
         selector = self._alive_only if allowed is None else self._bitmap(allowed)
-        if self.kind == "hnsw":
+        if self.searched_as == "hnsw":
             breadth = max(self._options.get("ef_search", kinds.HNSW_SEARCH_BREADTH), 2 * k)
             if allowed is not None:
                 # of the nodes that the walk looks at, so many are allowed
@@ -320,7 +345,7 @@ class VectorCache:
     def _score(self, vector: Floats, k: int, rows: Rows) -> tuple[list[int], list[float]]:
         """Search a few rows one by one: exact. Of equal ones the older come first."""
         storage = faiss.downcast_index(self._index.index)
-        if self.kind == "hnsw":
+        if self.searched_as == "hnsw":
             storage = faiss.downcast_index(storage.storage)
         places, query = self._places(rows), np.ascontiguousarray(vector)
         scores = np.empty(len(rows), dtype=np.float32)

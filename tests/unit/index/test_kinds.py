@@ -20,7 +20,7 @@ from tests.unit.index.conftest import (
 )
 
 from condensery.errors import IndexExists, InputError
-from condensery.index import kinds
+from condensery.index import kinds, vector_index
 from condensery.index.filters import Filter, Match, Range
 from condensery.index.kinds import OPTIONS, check_options
 from condensery.index.store import IndexStore
@@ -37,7 +37,9 @@ PQ: dict[str, Any] = {
 LEAST = 39 * 16
 
 
-def write(store: IndexStore, numbers: Iterator[int] | range, name: str = "pq") -> None:
+def write(
+    store: IndexStore, numbers: Iterator[int] | range, name: str = "pq", *, wait: bool = True
+) -> None:
     rows = list(numbers)
     texts = [f"number {n}" for n in rows]
     store.upsert(
@@ -53,6 +55,13 @@ def write(store: IndexStore, numbers: Iterator[int] | range, name: str = "pq") -
         np.stack([vector_of(n) for n in rows]),
         fingerprint=FINGERPRINT,
     )
+    if wait:
+        settle(store, name)
+
+
+def settle(store: IndexStore, name: str = "pq") -> None:
+    """Wait for what is made aside: a training, a graph, a cache without tombstones."""
+    store.find(name).wait_until_agreed(60)
 
 
 def vector_of(number: int) -> Floats:
@@ -123,6 +132,7 @@ def test_deleted_and_replaced_passages_are_passed_over_and_compacted(data_dir: P
         nothing = store.query("pq", vector_of(100), top_k=5000)
         assert len(nothing) == 2500
         store.delete("pq", [f"d{n}" for n in range(1000, 1700)])
+        settle(store)
         info = store.info("pq")
         assert (info.tombstones, info.searched_as, info.passages) == (0, "ivf_pq", 1800)
         assert recall(store, data_dir) > 0.95
@@ -160,13 +170,14 @@ def test_a_cache_from_before_the_training_is_trained_at_start(
     early = cache.read_bytes()
     with open_store(data_dir) as store:
         write(store, range(600, 700))
-    for harm in (early, b""):
+    for harm, event in ((early, "index_cache_caught_up"), (b"", "index_cache_rebuilt")):
         cache.write_bytes(harm)
         caplog.clear()
         with open_store(data_dir) as store:
+            settle(store)
             assert store.info("pq").searched_as == "ivf_pq"
             assert recall(store, data_dir) > 0.95
-        assert [event for event, _ in events(caplog)] == ["index_cache_rebuilt"]
+        assert [name for name, _ in events(caplog)] == [event]
 
 
 def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> None:
@@ -178,6 +189,108 @@ def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> Non
             cells = store.find("pq")._vector_index.cache._cells.nlist
             assert cells <= kinds.cells_for(rows) < 2 * cells
         assert cells == 128
+        assert recall(store, data_dir) > 0.95
+
+
+class Gate:
+    """Stops the making of a cache between two of its blocks until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        begin = vector_index.begin_cache
+
+        def begin_cache(*args: Any) -> Any:
+            cache = begin(*args)
+            self.reached.set()
+            assert self.open.wait(60)
+            return cache
+
+        monkeypatch.setattr(vector_index, "begin_cache", begin_cache)
+
+
+def test_writes_and_queries_go_on_while_it_is_trained(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**PQ))
+        write(store, range(700), wait=False)
+        assert gate.reached.wait(60)
+        assert store.info("pq").searched_as == "flat"
+        assert recall(store, data_dir) == 1
+        write(store, range(700, 900), wait=False)  # more, replaced ones, and gone ones
+        write(store, range(50, 60), wait=False)
+        store.delete("pq", [f"d{n}" for n in (*range(10), *range(750, 760))])
+        assert recall(store, data_dir) == 1
+        gate.open.set()
+        settle(store)
+        info = store.info("pq")
+        assert (info.searched_as, info.passages) == ("ivf_pq", 700 + 200 - 20)
+        assert info.tombstones <= 20
+        assert recall(store, data_dir) > 0.95
+        found = {hit.document_id for hit in store.query("pq", vector_of(5), top_k=2000)}
+        assert found == {f"d{n}" for n in (*range(10, 750), *range(760, 900))}
+    with open_store(data_dir) as store:  # it was saved as it became ready
+        assert store.info("pq").searched_as == "ivf_pq"
+
+
+def test_an_index_is_closed_while_it_is_trained(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(monkeypatch)
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**PQ))
+        write(store, range(700), wait=False)
+        assert gate.reached.wait(60)
+        index = store.find("pq")
+    gate.open.set()
+    index.wait_until_agreed(60)
+    assert events(caplog) == []
+    with open_store(data_dir) as store:
+        settle(store)
+        assert store.info("pq").searched_as == "ivf_pq"
+        assert recall(store, data_dir) > 0.95
+
+
+def test_a_training_that_fails_is_told_once_and_tried_again_when_there_is_more(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**PQ))
+        with monkeypatch.context() as patch:
+            patch.setattr(vector_index, "begin_cache", fail)
+            write(store, range(650))
+            write(store, range(650, 660))
+        assert [event for event, _ in events(caplog)] == ["index_cache_upkeep_failed"]
+        write(store, range(660, 670))
+        assert store.info("pq").searched_as == "flat"
+        write(store, range(670, 720))
+        assert store.info("pq").searched_as == "ivf_pq"
+        assert recall(store, data_dir) > 0.95
+
+
+def test_an_index_whose_graph_is_lost_answers_exactly_until_it_has_a_new_one(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_index, "_BUILT_AT_ONCE", 100)
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**{**SETTINGS, "dims": DIMS, "kind": "hnsw"}))
+        write(store, range(300))
+        assert store.info("pq").searched_as == "hnsw"
+    (data_dir / "indexes" / "pq" / "vectors.faiss").unlink()
+    gate = Gate(monkeypatch)
+    with open_store(data_dir) as store:
+        info = store.info("pq")
+        assert (info.searched_as, info.trains_at) == ("flat", None)
+        assert recall(store, data_dir) == 1
+        even = Filter(must=(Match("even", (True,)),))
+        assert recall(store, data_dir, even, keep=lambda n: n % 2 == 0) == 1
+        gate.open.set()
+        settle(store)
+        assert store.info("pq").searched_as == "hnsw"
         assert recall(store, data_dir) > 0.95
 
 
@@ -256,6 +369,7 @@ def test_readers_of_codes_never_see_half_a_write(data_dir: Path) -> None:
         ids = [f"d{n}" for n in range(100)]
         make_batch([f"filler{n}" for n in range(400)]).upsert(store)
         make_batch(ids, tag="0").upsert(store)
+        settle(store, "kb")
         assert store.info("kb").searched_as == "ivf_pq"
 
         def read() -> None:
@@ -288,4 +402,5 @@ def test_readers_of_codes_never_see_half_a_write(data_dir: Path) -> None:
             reader.join()
         assert not errors
         assert len(seen) > 1
+        settle(store, "kb")
         assert store.info("kb").tombstones < 2000

@@ -107,7 +107,7 @@ def test_compaction_of_a_flat_cache_changes_no_result() -> None:
     assert cache.needs_compaction
     query = make_vectors(1, seed=1)[0]
     before = cache.search(query, 50)
-    cache.compact()
+    cache = cache.compacted()
     assert not cache.needs_compaction
     assert cache.search(query, 50) == before
     assert sorted(cache.rows()) == list(range(2000, 4000))
