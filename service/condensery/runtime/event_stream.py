@@ -89,6 +89,11 @@ class RequestFailure(Exception):
         self.again = again
         self.retry_after = retry_after
 
+    def copy(self) -> "RequestFailure":
+        """Return another one of the same, to be raised anew."""
+        how: dict[str, Any] = {"again": self.again, "retry_after": self.retry_after}
+        return RequestFailure(self.kind, self.problem, self.theirs, **how)
+
     def error(self, server: AskedServer) -> CondenseryError:
         """Return what the caller is told, without the key, which the server may quote."""
         key = server.key
@@ -445,8 +450,8 @@ def parse_event(data: bytes, *, begun: bool = True) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RequestFailure("malformed", "sent an event that is no object")
     if content.get("error"):
-        theirs, error = find_error_message(content), content["error"]
-        status = error.get("code") if isinstance(error, dict) else None
+        theirs, fault = find_error_message(content), content["error"]
+        status = fault.get("code") if isinstance(fault, dict) else None
         if begun or type(status) is not int:
             raise RequestFailure("cut", "broke off with an error", theirs)
         raise failure_of_status(status, f"sent error {status} in place of words", theirs)
