@@ -147,6 +147,7 @@ class ModelRegistry:
             try:
                 await self_test(lease.model)
                 self._follow(lease.model)
+                self.lifecycle.states.update_metrics(name)
             except CondenseryError as error:
                 lease.model.close()
                 del self._serving[name]
@@ -255,9 +256,16 @@ class ModelRegistry:
         self._watchers.append(callback)
 
     def _follow(self, model: RunningModel) -> None:
-        """Call those that watch whenever a pair's generator comes or goes."""
-        if isinstance(model, OscarModel):
-            model.watch(self.notify)
+        """Call those that watch whenever a pair's generator on another server comes or goes."""
+        if not isinstance(model, OscarModel) or model.writer is None:
+            return
+        name = model.info.name
+
+        def changed() -> None:
+            self.lifecycle.states.update_metrics(name)
+            self.notify()
+
+        model.watch(changed)
 
     def notify(self) -> None:
         """Call those that watch."""
