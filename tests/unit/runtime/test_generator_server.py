@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_stored_pair import store_causal_pair
+from transformers import AutoModelForCausalLM
 from vllm_server import VllmServer, vllm_server
 
 from condensery.errors import (
@@ -63,6 +64,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         stored = store_causal_pair(store, root / name, name, **how)
         generators[name] = root / f"{name}-generator"
         export_generator(stored, generators[name])
+    # One that always says the same next token as the right one, and is surer of it.
+    model = AutoModelForCausalLM.from_pretrained(generators["causal"], dtype=torch.float32)
+    with torch.no_grad():
+        model.base_model.norm.weight.mul_(1.5)
+    generators["surer"] = root / "surer"
+    model.save_pretrained(generators["surer"])
     return Pairs(store, generators)
 
 
@@ -268,7 +275,7 @@ async def test_a_server_that_takes_one_prompt_for_another_is_found_out(pairs: Pa
             assert pair.unready is None
 
 
-@pytest.mark.parametrize("other", ["another", "narrow"])
+@pytest.mark.parametrize("other", ["another", "narrow", "surer"])
 async def test_another_model_is_refused_and_sent_no_vectors(pairs: Pairs, other: str) -> None:
     with vllm_server(pairs.generators[other], "causal") as server:
         async with opened(pairs, server.url) as pair:
