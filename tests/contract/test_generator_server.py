@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 from command_line import run
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.conftest import LiveServer, serving
 from tiny_stored_pair import store_causal_pair
 from vllm_server import VllmServer, listening
@@ -104,6 +106,15 @@ def test_without_it_all_but_answers_work_and_readiness_says_why(
         ready = httpx.get(f"{both.front.url}/v2/models/{PAIR}/ready", timeout=60)
         assert ready.status_code == 503
         assert rest.compress(QUESTION, PASSAGES).documents[0].relevance_score is not None
+    told = run("models", "status", "--url", both.front.url).stdout
+    assert "could not be reached" in told
+    with grpc.insecure_channel(both.front.grpc) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[no-untyped-call]
+        statuses = [
+            check(health_pb2.HealthCheckRequest(service=name), timeout=60).status
+            for name in (PAIR, "")
+        ]
+    assert statuses == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
 
 
 def test_once_it_is_there_it_writes_every_answer(
