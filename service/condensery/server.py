@@ -337,11 +337,11 @@ class Server:
         """Say which pairs' generators run on other servers, and what is wrong with that."""
         settings = self._settings
         servers = read_generator_servers(settings.generator_servers or "")
-        there = {info.name for info in registry.models()} | set(registry.refusals())
+        pairs = {info.name for info in registry.models("oscar-pair")}
         for name, url in servers.items():
             self._say(f"the generator of {name} is at {url}")
-            if name not in there:  # it may be imported later
-                self._say(f"warning: generator_servers: there is no model {name!r}")
+            if name not in pairs | set(registry.refusals()):  # it may be imported later
+                self._say(f"warning: generator_servers: no pair {name!r} is loaded")
             elif reason := registry.unready(name):
                 self._say(f"warning: {reason}")
             host = urlsplit(url).hostname or ""

@@ -55,7 +55,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     behind = VllmServer(PAIR, directories[0])
-    flags = ("--generator-servers", f"{PAIR}=http://127.0.0.1:{port}", "--dtype", "float32")
+    flags = (
+        "--generator-servers",
+        f"{PAIR}=http://127.0.0.1:{port},minilm-l6=http://[::1]:9",
+        "--dtype",
+        "float32",
+    )
     flags += ("--answer-retries", "0", "--answer-timeout", "20")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONDENSERY_ANSWER_KEY", KEY)
@@ -232,4 +237,5 @@ def test_another_model_in_its_place_is_refused_until_the_right_one_is_back(
 def test_the_key_goes_there_and_is_in_no_log(both: Both) -> None:
     log = both.front.log.read_text()
     assert f"the generator of {PAIR} is at http://127.0.0.1:{both.port}/v1" in log
+    assert "no pair 'minilm-l6' is loaded" in log
     assert KEY not in log
