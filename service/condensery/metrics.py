@@ -30,8 +30,10 @@ Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
 FallbackReason = Literal["timeout", "fault"]
 # Why the server that writes answers failed: no connection, its status (429, 5xx; another), no next
-# words in time, what is no answer, an end in mid-stream.
-AnswerServerFailure = Literal["connection", "unavailable", "refused", "slow", "malformed", "cut"]
+# words in time, what is no answer, an end in mid-stream, another model than a pair's generator.
+AnswerServerFailure = Literal[
+    "connection", "unavailable", "refused", "slow", "malformed", "cut", "mismatch"
+]
 # What became of an answer's shadow: compared; dropped, since callers came or enough wait, since the
 # server ends, since it took too long, did not fit as text, or its pair serves no more; failed.
 ShadowOutcome = Literal["done", "busy", "draining", "late", "too_long", "gone", "failed"]

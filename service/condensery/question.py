@@ -472,8 +472,9 @@ class Answer:
     logprobs: tuple[TokenLogprob, ...] | None = None
     """null unless asked for."""
     generator: str | None = None
-    """The model of another server that was asked to write the text (``--answer-with``); null: the
-    pair's own wrote it, or nothing was generated."""
+    """The model of another server that was asked to write the text (``--answer-with``, or
+    ``--generator-servers``, whose name is the pair's); null: this server's own wrote it, or nothing
+    was generated."""
     grounded: bool | None = None
     """Whether the answer's words stand together in a passage that was read: then it has them as
     they stand there. null where none was found."""

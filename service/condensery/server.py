@@ -51,7 +51,7 @@ from condensery.jobs.shadows import Shadows
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics, watch_disk
 from condensery.request_context import Tracer
-from condensery.settings import Settings
+from condensery.settings import Settings, read_generator_servers
 from condensery.store.aliases import FILE as MODEL_ALIASES
 from condensery.tracing.opening import find_target, open_tracing
 from condensery.values import IndexCaps
@@ -268,6 +268,7 @@ class Server:
 
         registry = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_registry, registry)
+        self._tell_generators(registry)
         watch_gpus(metrics, (workers.device for workers in registry.workers))
         admission = Admission(settings.max_requests, settings.max_inflight_bytes, metrics)
         health = Health()
@@ -376,6 +377,22 @@ class Server:
         if key is not None and settings.answer_with.startswith("http:") and is_reachable(host):
             self._say(f"warning: its key goes to {host} unencrypted (answer_with is no https)")
         return server
+
+    def _tell_generators(self, registry: "ModelRegistry") -> None:
+        """Say which pairs' generators run on other servers, and what is wrong with that."""
+        settings = self._settings
+        servers = read_generator_servers(settings.generator_servers or "")
+        pairs = {info.name for info in registry.models("oscar-pair")}
+        for name, url in servers.items():
+            self._say(f"the generator of {name} is at {url}")
+            if name not in pairs | set(registry.refusals()):  # it may be imported later
+                self._say(f"warning: generator_servers: no pair {name!r} is loaded")
+            elif reason := registry.unready(name):
+                self._say(f"warning: {reason}")
+            host = urlsplit(url).hostname or ""
+            if url.startswith("http:") and is_reachable(host):
+                what = "texts" if settings.answer_key is None else "its key and texts"
+                self._say(f"warning: {what} go to {host} unencrypted (its url is no https)")
 
     def _open_shadows(
         self,

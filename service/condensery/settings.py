@@ -57,6 +57,7 @@ URL_ALLOWED = "an http or https address such as http://127.0.0.1:8000/v1"
 OTLP_ALLOWED = "a collector's http or https address such as http://127.0.0.1:4317"
 DATABASE_ALLOWED = "an address such as http://127.0.0.1:6333, or file:///path for an embedded one"
 ANSWER_KEY_ALLOWED = "printable ASCII without blanks"
+GENERATORS_ALLOWED = "PAIR=URL such as my-pair=http://127.0.0.1:8000/v1, commas between them"
 HOSTS_ALLOWED = "names or addresses without a port, commas between them, *.example.com, or *"
 
 
@@ -168,6 +169,8 @@ class Settings(BaseModel):
         min_length=1, max_length=256, allowed="a name of 1 to 256 characters"
     )
     """The model's name there; it stands beside `answer_with`, and in the replies."""
+    generator_servers: str | None = _answering(allowed=GENERATORS_ALLOWED)
+    """Pairs whose generators run on a vLLM server each, fed with vectors from here."""
     answer_key: SecretStr | None = _answering(allowed=ANSWER_KEY_ALLOWED)
     """The key that it wants, sent as a bearer token."""
     answer_timeout: float = _answering(60.0, ge=0.1, le=3600)
@@ -274,8 +277,16 @@ class Settings(BaseModel):
         """Return the address under which the routes are, ``/v1`` where it names no path."""
         if text is None:
             return None
-        parts = _split_url(text, URL_ALLOWED, "the key is CONDENSERY_ANSWER_KEY")
-        return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+        return _read_api_root(text, URL_ALLOWED)
+
+    @field_validator("generator_servers")
+    @classmethod
+    def _are_generators(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        if not text.strip():
+            raise _wrong_value(f"it must be {GENERATORS_ALLOWED}")
+        return ",".join(f"{name}={url}" for name, url in read_generator_servers(text).items())
 
     @field_validator("otlp_endpoint")
     @classmethod
@@ -334,6 +345,9 @@ class Settings(BaseModel):
             if self.answer_model:
                 present, missing = missing, present
             raise _wrong_value(f"it needs {missing} beside it", present)
+        if self.generator_servers and self.answer_with:
+            problem = "answer_with is set, whose server writes all answers"
+            raise _wrong_value(problem, "generator_servers")
         if self.shadow_model and not self.shadow_share:
             raise _wrong_value("it needs shadow_share beside it", "shadow_model")
         if self.shadow_share and self.answer_with:
@@ -477,6 +491,29 @@ def read_certificate(cert: Path, key: Path) -> tuple[bytes, bytes]:
         problem = f"it must be the key of the certificate in {cert}, both PEM, without a password"
         raise SettingError(problem, field="tls_key") from error
     return contents[0], contents[1]
+
+
+def read_generator_servers(text: str) -> dict[str, str]:
+    """Return the addresses of pairs' generators by the pairs' names.
+
+    Raises:
+        PydanticCustomError: A part is no ``PAIR=URL``, or a pair is named twice.
+    """
+    servers: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        name, equals, url = (piece.strip() for piece in part.partition("="))
+        if not name or not equals:
+            raise _wrong_value(f"it must be {GENERATORS_ALLOWED}")
+        if name in servers:
+            raise _wrong_value(f"it names {shorten(name)} twice; it must be {GENERATORS_ALLOWED}")
+        servers[name] = _read_api_root(url, GENERATORS_ALLOWED)
+    return servers
+
+
+def _read_api_root(text: str, allowed: str) -> str:
+    """Return the address under which a server's routes are, ``/v1`` where it names no path."""
+    parts = _split_url(text, allowed, "the key is CONDENSERY_ANSWER_KEY")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
 
 
 def _split_url(text: str, allowed: str, instead: str) -> SplitResult:

@@ -253,6 +253,7 @@ class StandInOscarModel:
     info: ModelInfo
     fails_after: int | None = None
     generator_share: float = 1.5
+    writer: str | None = None
     closed: int = 0
     traits: PairTraits = TRAITS
     faults: dict[str, CondenseryError] = field(default_factory=dict)
@@ -543,6 +544,9 @@ class StandInRegistry:
 
     def missing(self) -> str | None:
         return self.lacks
+
+    def unready(self, name: str | None = None) -> str | None:
+        return None
 
     def watch(self, callback: Callable[[], None]) -> None:
         self.watchers.append(callback)

@@ -392,6 +392,21 @@ def test_a_server_that_writes_answers_and_its_model_come_together() -> None:
     assert "answer_with" in refusal({"answer_model": "qwen"})
 
 
+def test_generators_on_servers_are_addresses_by_pair() -> None:
+    given = " one=http://a:8000 , two=https://b/api/v1/"
+    assert read_settings({"generator_servers": given}).generator_servers == (
+        "one=http://a:8000/v1,two=https://b/api/v1"
+    )
+    for wrong in ("", "http://a", "one=", "=http://a", "one=ftp://a", "one=http://a,,", "one"):
+        message = refusal({"generator_servers": wrong})
+        assert message.startswith("--generator-servers: ")
+        assert "PAIR=URL" in message
+    assert "twice" in refusal({"generator_servers": "one=http://a,one=http://b"})
+    assert "hunter2" not in refusal({"generator_servers": "one=http://me:hunter2@a"})
+    there = {"answer_with": "http://there", "answer_model": "qwen"}
+    assert "answer_with" in refusal({"generator_servers": "one=http://a", **there})
+
+
 def test_a_shadow_needs_a_share_and_an_answer_of_ours() -> None:
     assert read_settings().shadow_share == 0
     assert read_settings({"shadow_share": "0.05", "shadow_model": "big"}).shadow_model == "big"

@@ -74,6 +74,18 @@ def add_store_actions(actions: Parsers) -> None:
         report.add_argument("--plots", type=Path, metavar="DIR", help=plots_help)
         add_server_arguments(report, needed=False)
     description = (
+        "Write the generator of a pair of language models, adapters merged, as a directory that"
+        " vLLM serves; condensery serve --generator-servers then sends it its vectors."
+    )
+    help = "write a pair's generator for a server of its own"
+    with add_store_action("generator", run_generator, help, description) as generator:
+        generator.add_argument("name", metavar="NAME")
+        generator.add_argument("directory", type=Path, metavar="DIRECTORY")
+        dtype_help = "of the weights; by default as they are stored"
+        generator.add_argument(
+            "--dtype", choices=("float32", "bfloat16", "float16"), help=dtype_help
+        )
+    description = (
         "Import a sentence-transformers model, a Hugging Face encoder, a language model as a"
         " retriever (LLM-Drop's directories, LoRA directories), a checkpoint of LLM2Comp's"
         " (mp_rank_00_model_states.pt), a published OSCAR pair (naver/oscar-*, naver/pisco-*), or a"
@@ -284,6 +296,21 @@ def run_import(args: argparse.Namespace) -> int:
     print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
     for note in stored.manifest.provenance.notes:
         print_note(f"note: {note}")
+    return 0
+
+
+def run_generator(args: argparse.Namespace) -> int:
+    """Write a pair's generator."""
+    with require_extra("serve"):
+        from condensery.networks.dtypes import dtype_name
+        from condensery.store.exporting import export_generator
+    stored = open_store(args).open(args.name)
+    written = export_generator(stored, args.directory, args.dtype)
+    print(f"{args.directory}: the generator of {stored.name} in {dtype_name(written)}")
+    print_note(
+        f"serve it: vllm serve {args.directory} --served-model-name {stored.name}"
+        " --enable-prompt-embeds --no-enable-prefix-caching"
+    )
     return 0
 
 

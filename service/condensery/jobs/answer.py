@@ -115,7 +115,8 @@ async def stream_answer(
     current_request().stats.tokenizing += selected.tokenize_ms / 1000
     identity = f"ans_{secrets.token_hex(12)}"
     server = selected.server
-    writer = server.model if server is not None and selected.may_answer else None
+    elsewhere = oscar.writer if server is None else server.model
+    writer = elsewhere if selected.may_answer else None
     citations = cite_passages(selected)
     generation = Generation(began)
     try:

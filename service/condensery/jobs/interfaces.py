@@ -179,11 +179,14 @@ class OscarModel(AnswerGenerator, Protocol):
     Given the tokens of each passage, ``afford`` returns how many of the first are compressed; a
     passage that fails has its error in its place. ``kept`` is the text of the passages in a prompt,
     None where the prompt holds it already. ``expected_ms`` is about how long the first token takes,
-    as measured so far; 0 if unknown.
+    as measured so far; 0 if unknown. ``writer`` is by what name another server's model writes its
+    answers, None where its own generator does.
     """
 
     @property
     def info(self) -> ModelInfo: ...
+    @property
+    def writer(self) -> str | None: ...
     @property
     def traits(self) -> PairTraits: ...
     async def compress(
@@ -223,8 +226,8 @@ class ModelRegistry(Protocol):
 
     ``models`` lists what serves, all or in some roles, defaults first; ``refusals`` the stored ones
     that could not be loaded, with the reason; ``default_of`` the roles for which a model is the
-    default; ``missing`` is a default that does not serve any more. ``watch`` calls back at each
-    change.
+    default; ``missing`` is a default that does not serve any more. ``unready`` is why a model, or
+    any default one, can't do all of its work now. ``watch`` calls back at each change.
     """
 
     def encoder(self, name: str | None = None) -> Encoder: ...
@@ -236,6 +239,7 @@ class ModelRegistry(Protocol):
     def refusals(self) -> Mapping[str, str]: ...
     def default_of(self, name: str) -> Sequence[str]: ...
     def missing(self) -> str | None: ...
+    def unready(self, name: str | None = None) -> str | None: ...
     def watch(self, callback: Callable[[], None]) -> None: ...
     @property
     def aliases(self) -> "ModelAliases": ...

@@ -146,12 +146,15 @@ def watch_models(services: Services) -> None:
     def follow() -> None:
         missing = services.registry.missing()
         services.health.set_missing(
-            None if missing is None else f"the default model {missing} is not loaded"
+            services.registry.unready()
+            if missing is None
+            else f"the default model {missing} is not loaded"
         )
         infos = services.registry.models()
         services.contexts.keep_only({info.name: info.fingerprint for info in infos})
 
     services.registry.watch(follow)
+    follow()  # a generator on another server may not be there yet
 
 
 def list_models(services: Services) -> list[ModelInfo]:
@@ -214,6 +217,12 @@ def is_serving(services: Services, name: str) -> bool | None:
     if any(info.name == target for info in registry.models()):
         return True
     return False if target != name or name in registry.refusals() else None
+
+
+def find_unready(services: Services, name: str) -> str | None:
+    """Return why a model, or what an alias leads to, can't do all of its work now; None: it can."""
+    registry = services.registry
+    return registry.unready(registry.aliases.resolve(name))
 
 
 async def list_versions(services: Services) -> list[ModelVersion]:

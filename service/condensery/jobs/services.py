@@ -364,7 +364,7 @@ class Health:
         self._notify()
 
     def set_missing(self, reason: str | None) -> None:
-        """Note that a default is missing, or (None) that none is."""
+        """Note that a default is missing or can't do its work, or (None) that all are well."""
         self._missing = reason
         self._notify()
 

@@ -25,6 +25,22 @@ CPU = torch.device("cpu")
 HALVES = ("compressor", "generator")
 
 
+def embed_parts(table: nn.Module, parts: Sequence[PromptPart]) -> Tensor:
+    """Return a prompt's embeddings, (1, positions, hidden).
+
+    Args:
+        table: A language model's input embeddings.
+    """
+    words = cast(Tensor, table.weight)
+    rows = [
+        part.to(words)
+        if isinstance(part, Tensor)
+        else cast(Tensor, table(torch.tensor(list(part), dtype=torch.long, device=words.device)))
+        for part in parts
+    ]
+    return torch.cat(rows)[None]
+
+
 class CausalGenerator(nn.Module):
     """A causal language model whose prompt holds memory vectors among its token embeddings."""
 
@@ -54,15 +70,7 @@ class CausalGenerator(nn.Module):
 
     def embed(self, parts: Sequence[PromptPart]) -> Tensor:
         """Return a prompt's embeddings, (1, positions, hidden)."""
-        rows = [
-            part.to(self.words) if isinstance(part, Tensor) else self._look_up(part)
-            for part in parts
-        ]
-        return torch.cat(rows)[None]
-
-    def _look_up(self, ids: Sequence[int]) -> Tensor:
-        tokens = torch.tensor(list(ids), dtype=torch.long, device=self.device)
-        return cast(Tensor, self.network.get_input_embeddings()(tokens))
+        return embed_parts(self.network.get_input_embeddings(), parts)
 
     def forward(self, embeds: Tensor, **backbone: Any) -> Any:
         """Run the backbone over (batch, positions, hidden); extras go to transformers."""
@@ -122,6 +130,7 @@ class CausalPair(nn.Module):
         generator: torch.device = CPU,
         dtype: torch.dtype = torch.float32,
         weights: Weights = "float",
+        generates: bool = True,
     ) -> "CausalPair":
         """Fill the pair, one tensor at a time, and make it ready for inference.
 
@@ -131,6 +140,8 @@ class CausalPair(nn.Module):
             generator: Where the other is.
             dtype: What to compute in.
             weights: What the generator's are held as.
+            generates: Whether its generator is to generate here; else it is left as it is read,
+                without a second copy of its weights in the layout that fast layers read.
 
         Returns:
             The pair itself.
@@ -170,7 +181,10 @@ class CausalPair(nn.Module):
         for half in HALVES:
             adapters[half].merge(self.get_submodule(half), self._adapter_scales[half])
         self.compressor.make_ready()
-        self._prepack(weights)
+        if generates:
+            self._prepack(weights)
+        else:
+            prepack_linears(self.compressor)
         return self.eval()
 
     def _finish(self, devices: dict[str, torch.device], adapters: dict[str, Adapters]) -> None:

@@ -71,6 +71,7 @@ def open_networks(
     generator: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
     weights: Weights = "float",
+    generates: bool = True,
 ) -> CausalPair:
     """Build both halves and fill them, one tensor at a time.
 
@@ -82,6 +83,7 @@ def open_networks(
         generator: Where the other is.
         dtype: What to compute in.
         weights: What the generator's are held as.
+        generates: Whether the generator is to generate here (``CausalPair.load``).
 
     Raises:
         ValueError: The shape is none with a family, or a configuration or the weights are not
@@ -91,7 +93,7 @@ def open_networks(
     values = [_json(directory / half / "config.json") for half in HALVES]
     pair = CausalPair(read, *read_configs(read, *values))
     devices = {"compressor": compressor, "generator": generator}
-    return pair.load(tensors, dtype=dtype, weights=weights, **devices)
+    return pair.load(tensors, dtype=dtype, weights=weights, generates=generates, **devices)
 
 
 def read_configs(

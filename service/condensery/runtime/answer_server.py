@@ -5,30 +5,16 @@ each event has a size, an answer a length, and the next words a time. It is aske
 none of its words were passed on.
 """
 
-import asyncio
-import logging
 import math
-import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from http import HTTPStatus
-from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
-import httpx
 import orjson
 
-from condensery.errors import (
-    AnswerServerFault,
-    AnswerServerSlow,
-    AnswerServerUnavailable,
-    CondenseryError,
-    shorten,
-)
-from condensery.metrics import AnswerServerFailure, Metrics
+from condensery.metrics import Metrics
 from condensery.question import (
     GREEDY,
     NOT_FOUND,
@@ -37,7 +23,15 @@ from condensery.question import (
     Sampling,
     says_not_found,
 )
-from condensery.request_context import MODEL_FIELD, RequestContext, current_request
+from condensery.request_context import RequestContext, current_request
+from condensery.runtime.event_stream import (
+    LAST_SECONDS,
+    AskedServer,
+    RequestFailure,
+    StreamClient,
+    is_done,
+    parse_event,
+)
 from condensery.runtime.generator import StopStrings
 from condensery.values import Floats
 
@@ -48,15 +42,9 @@ PassageStyle = Literal["prompt", "documents"]
 BYTES_PER_TOKEN = 4  # of UTF-8, about: nobody here knows its tokenizer
 PASSAGE_TOKENS = 4  # about: what numbers a passage, and parts it from the next
 CHARACTERS_PER_TOKEN = 256  # an answer that is longer than this each token asked for has no end
-MAX_EVENT_BYTES = 2**20
-MAX_ERROR_BYTES = 2**16
 MAX_STOPS_SENT = 4  # OpenAI's limit; all of them are looked for here as well
-CONNECT_SECONDS = 10.0
-LAST_SECONDS = 5.0  # for the usage, and the end of the stream, once all words are there
-BACK_OFF_SECONDS, MAX_BACK_OFF_SECONDS = 0.5, 8.0
 MAX_USAGE = 2**31
 MAX_FIRST_LINE = 2 * len(NOT_FOUND)  # a longer one does not say that there is no answer
-MAX_QUOTED_CHARACTERS = 300
 
 INSTRUCTION = (
     "Answer the question at the end from the numbered passages alone, in as few words as it "
@@ -68,9 +56,7 @@ INSTRUCTION = (
 BROKEN_OFF = frozenset({"content_filter", "tool_calls", "function_call", "abort", "error"})
 OUT_OF_LENGTH = frozenset({"length", "model_length"})
 
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
+TITLE = "The server that writes answers (answer_with)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,44 +109,6 @@ def estimate_tokens(passage: str) -> int:
     return PASSAGE_TOKENS + math.ceil(len(passage.encode()) / BYTES_PER_TOKEN)
 
 
-class RequestFailure(Exception):
-    """One request to the server failed.
-
-    Args:
-        kind: As the metrics name it.
-        problem: What the server did, to be read after "the server that writes answers".
-        theirs: What it says of that itself.
-        again: Whether another try may help.
-        retry_after: Seconds until then, as the server says.
-    """
-
-    def __init__(
-        self,
-        kind: AnswerServerFailure,
-        problem: str,
-        theirs: str = "",
-        *,
-        again: bool = False,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(problem)
-        self.kind = kind
-        self.problem = problem
-        self.theirs = theirs
-        self.again = again
-        self.retry_after = retry_after
-
-    def error(self, key: str | None) -> CondenseryError:
-        """Return what the caller is told, without the key, which the server may quote."""
-        theirs = self.theirs.replace(key, "(the key)") if key else self.theirs
-        says = f": {shorten(theirs, MAX_QUOTED_CHARACTERS)}" if theirs else ""
-        message = f"The server that writes answers (answer_with) {self.problem}{says}."
-        if self.kind in ("connection", "unavailable"):
-            seconds = 1.0 if self.retry_after is None else self.retry_after
-            return AnswerServerUnavailable(message, retry_after_seconds=seconds)
-        return AnswerServerSlow(message) if self.kind == "slow" else AnswerServerFault(message)
-
-
 class RemoteGenerator:
     """Writes answers by asking another server (``jobs.interfaces.AnswerServer``).
 
@@ -170,19 +118,10 @@ class RemoteGenerator:
 
     def __init__(self, config: AnswerServerConfig, metrics: Metrics | None = None) -> None:
         self._config = config
-        self._metrics = metrics or Metrics(tei=False)
-        # As it comes: what is compressed could be any size. A redirect is no answer.
-        headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
-        if config.key is not None:
-            headers["authorization"] = f"Bearer {config.key}"
-        # Below the time for the first words, so that a host that is not there is told as such.
-        connect = min(CONNECT_SECONDS, config.timeout_seconds / 2)
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=connect),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
-            follow_redirects=False,
+        self._server = AskedServer(
+            TITLE, config.model, config.key, config.timeout_seconds, config.retries
         )
+        self._client = StreamClient(self._server, metrics or Metrics(tei=False))
 
     @property
     def model(self) -> str:
@@ -191,7 +130,7 @@ class RemoteGenerator:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._client.close()
 
     def quotes(self, texts: Sequence[str], pointed: Sequence[object] = ()) -> None:
         """Hold no answer to anybody's words: the server's model writes its own."""
@@ -229,44 +168,25 @@ class RemoteGenerator:
             AnswerServerFault: It refused us, or sent what is no answer, or half of one.
             DeadlineExceeded: The caller's time is over.
         """
-        call, tries, begun = current_request(), 0, False
+        call = current_request()
         body = self._make_body(prompt, max_tokens, sampling, stop)
         call.check()
         call.work_begun = True
-        while True:
-            tries += 1
+        reading = Reading(prompt, max_tokens, StopStrings(stop))
+
+        def attempt() -> AsyncGenerator[GeneratedToken, None]:
+            nonlocal reading
             reading = Reading(prompt, max_tokens, StopStrings(stop))
-            try:
-                async with aclosing(self._ask(body, reading, call)) as tokens:
-                    async for token in tokens:
-                        begun = begun or bool(token.text)
-                        yield token
-                return
-            except RequestFailure as failure:
-                self._count(failure, call)
-                wait = None
-                if failure.again and not begun and tries <= self._config.retries:
-                    wait = self._wait_seconds(failure, tries, call)
-                if wait is None:
-                    if rest := reading.rest():
-                        yield GeneratedToken(rest, reading.deltas)
-                    raise failure.error(self._config.key) from failure
-            await asyncio.sleep(wait)
+            return self._ask(body, reading, call)
 
-    def _wait_seconds(
-        self, failure: RequestFailure, tries: int, call: RequestContext
-    ) -> float | None:
-        """Return how long to wait for the next try; None where that is too long."""
-        most = min(MAX_BACK_OFF_SECONDS, BACK_OFF_SECONDS * 2 ** (tries - 1))
-        wait = random.uniform(0, most)  # so that those refused together do not come back together
-        if failure.retry_after is not None:
-            wait = failure.retry_after + min(wait, failure.retry_after)
-        return wait if wait < min(self._config.timeout_seconds, call.seconds_left) else None
-
-    def _count(self, failure: RequestFailure, call: RequestContext) -> None:
-        self._metrics.answer_server_failures.labels(failure.kind).inc()
-        fields = {"reason": failure.kind, **call.log_fields}
-        _log.warning("answer_server_failed", extra=fields)
+        try:
+            async with aclosing(self._client.ask(attempt, call)) as tokens:
+                async for token in tokens:
+                    yield token
+        except RequestFailure as failure:
+            if rest := reading.rest():
+                yield GeneratedToken(rest, reading.deltas)
+            raise failure.error(self._server) from failure
 
     def _make_body(
         self, prompt: TextPrompt, max_tokens: int, sampling: Sampling, stop: Sequence[str]
@@ -297,18 +217,13 @@ class RemoteGenerator:
         self, body: bytes, reading: "Reading", call: RequestContext
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Send one request, and read its answer to the end."""
-        metrics, began = self._metrics, time.perf_counter()
-        metrics.answer_server_requests.inc()
-        async with (
-            self._traced(reading, call) as headers,
-            self._open(body, call, headers) as response,
-        ):
-            events = EventReader()
-            chunks = aiter(response.aiter_raw())
+        metrics, began = self._client.metrics, time.perf_counter()
+        url = self._config.url
+        async with self._client.stream(url, body, call, lambda: reading.count) as events:
             while not reading.ended:
                 most = LAST_SECONDS if reading.finished else math.inf
                 try:
-                    ready = await self._in_time(_next_events(chunks, events), call, most)
+                    ready = await events.next(most)
                 except RequestFailure:
                     if reading.finished:  # only the usage is missing
                         break
@@ -323,175 +238,6 @@ class RemoteGenerator:
                     if reading.ended:
                         break
         yield reading.end()
-
-    @asynccontextmanager
-    async def _traced(
-        self, reading: "Reading", call: RequestContext
-    ) -> AsyncGenerator[Mapping[str, str], None]:
-        """Make a span of a request, where it is traced; yields the headers that carry it on."""
-        if call.trace is None:
-            yield {}
-            return
-        url = urlsplit(self._config.url)
-        fields: dict[str, str | int] = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "openai",  # whose API it is
-            MODEL_FIELD: self._config.model,
-            "server.address": url.hostname or "",
-            "server.port": url.port or (443 if url.scheme == "https" else 80),
-        }
-        span, failure = call.trace.start_call(f"chat {self._config.model}", fields), None
-        try:
-            yield span.headers
-        except RequestFailure as error:
-            failure = error.kind
-            raise
-        finally:
-            span.end({"gen_ai.usage.output_tokens": reading.count}, error=failure)
-
-    @asynccontextmanager
-    async def _open(
-        self, body: bytes, call: RequestContext, trace: Mapping[str, str]
-    ) -> AsyncGenerator[httpx.Response, None]:
-        """Send a request, and yield the reply, whose stream has begun; close it in the end."""
-        headers = {"content-type": "application/json", "x-request-id": call.request_id, **trace}
-        request = self._client.build_request(
-            "POST", self._config.url, content=body, headers=headers
-        )
-        response = await self._in_time(_send(self._client, request), call)
-        try:
-            if response.status_code != HTTPStatus.OK:
-                raise await self._refusal(response, call)
-            media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if media != "text/event-stream":
-                what = shorten(media) if media else "no content type"
-                raise RequestFailure("malformed", f"replied with {what}, not text/event-stream")
-            yield response
-        finally:
-            await response.aclose()
-
-    async def _refusal(self, response: httpx.Response, call: RequestContext) -> RequestFailure:
-        """Return what a status other than 200 means."""
-        status = response.status_code
-        problem = f"replied {status}"
-        if status in (401, 403):  # whose text may quote a part of the key
-            return RequestFailure("refused", f"{problem}: it wants another key (answer_key)")
-        theirs = await self._in_time(_read_error(response), call)
-        if status == HTTPStatus.TOO_MANY_REQUESTS or status >= 500:
-            after = read_retry_after(response.headers)
-            return RequestFailure("unavailable", problem, theirs, again=True, retry_after=after)
-        return RequestFailure("refused", problem, theirs)
-
-    async def _in_time(self, work: Awaitable[T], call: RequestContext, most: float = math.inf) -> T:
-        """Wait for ``work`` as long as the server may take, and the caller has time."""
-        seconds, left = min(self._config.timeout_seconds, most), call.seconds_left
-        try:
-            async with asyncio.timeout(min(seconds, left)):
-                return await work
-        except TimeoutError:
-            if left <= seconds:
-                raise call.expired() from None
-            raise RequestFailure(
-                "slow", f"sent no words for {seconds:g} s (answer_timeout)"
-            ) from None
-
-
-async def _send(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    """Send a request; returns its reply, of which the head has come."""
-    try:
-        return await client.send(request, stream=True)
-    except httpx.TransportError as error:
-        down = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
-        what = "could not be reached" if down else "broke off before it replied"
-        problem = f"{what} ({type(error).__name__})"
-        raise RequestFailure("connection", problem, again=True) from error
-
-
-async def _next_events(chunks: Any, events: "EventReader") -> list[bytes]:
-    """Return the next events' data, at least one."""
-    while True:
-        try:
-            chunk = await anext(chunks, None)
-        except httpx.TransportError as error:
-            problem = f"broke off in the middle of its reply ({type(error).__name__})"
-            raise RequestFailure("cut", problem, again=True) from error
-        if chunk is None:
-            raise RequestFailure("cut", "ended its reply in the middle", again=True)
-        if ready := list(events.feed(chunk)):
-            return ready
-
-
-async def _read_error(response: httpx.Response) -> str:
-    """Return what the body of an error says; "" where that is not found in it."""
-    content = b""
-    try:
-        async for chunk in response.aiter_raw():
-            content += chunk
-            if len(content) > MAX_ERROR_BYTES:
-                return ""
-        return find_error_message(orjson.loads(content))
-    except (httpx.TransportError, ValueError):
-        return ""
-
-
-def find_error_message(content: Any) -> str:
-    """Return the message in an error's body, where the servers that are known put it."""
-    for name in ("error", "message", "detail"):
-        if isinstance(content, dict) and content.get(name):
-            content = content[name]
-            if isinstance(content, str):
-                return content
-            return find_error_message(content)
-    return ""
-
-
-def read_retry_after(headers: httpx.Headers) -> float | None:
-    """Return the seconds asked for, as a number or up to a date; None if there are none."""
-    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        text = headers.get(name, "")
-        try:
-            seconds = float(text) / scale
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(text).timestamp() - time.time()
-            except (ValueError, OverflowError):
-                continue
-        if math.isfinite(seconds):
-            return max(0.0, seconds)
-    return None
-
-
-class EventReader:
-    """Collects a stream's bytes into the data of server-sent events.
-
-    Comments, by which servers keep a connection open, are none.
-    """
-
-    def __init__(self) -> None:
-        self._line = bytearray()
-        self._data: list[bytes] = []
-        self._size = 0
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the data of the events that ``chunk`` completes."""
-        first, *others = chunk.split(b"\n")
-        self._extend(first)
-        for piece in others:
-            line = bytes(self._line).removesuffix(b"\r")
-            self._line.clear()
-            if line.startswith(b"data:"):
-                self._data.append(line.removeprefix(b"data:").removeprefix(b" "))
-            elif not line:
-                data, self._data, self._size = b"\n".join(self._data), [], 0
-                if data:
-                    yield data
-            self._extend(piece)
-
-    def _extend(self, piece: bytes) -> None:
-        self._line += piece
-        self._size += len(piece)
-        if self._size > MAX_EVENT_BYTES:
-            raise RequestFailure("malformed", f"sent an event of over {MAX_EVENT_BYTES} bytes")
 
 
 class FirstLine:
@@ -559,11 +305,11 @@ class Reading:
         Raises:
             RequestFailure: It is no part of an answer.
         """
-        if data.strip() == b"[DONE]":
+        if is_done(data):
             self._finish = self._finish or "stop"
             self.ended = True
             return None
-        content = _parse_event(data)
+        content = parse_event(data)
         if isinstance(usage := content.get("usage"), dict):
             self._usage = usage
         choices = content["choices"]
@@ -613,21 +359,6 @@ class Reading:
         """Return a count of the usage; 0 where there is none that can be one."""
         count = self._usage.get(name)
         return count if type(count) is int and 0 < count < MAX_USAGE else 0
-
-
-def _parse_event(data: bytes) -> dict[str, Any]:
-    """Return an event's object, which has ``choices``."""
-    try:
-        content = orjson.loads(data)
-    except ValueError as error:
-        raise RequestFailure("malformed", "sent an event that is not JSON") from error
-    if not isinstance(content, dict):
-        raise RequestFailure("malformed", "sent an event that is no object")
-    if content.get("error"):
-        raise RequestFailure("cut", "broke off with an error", find_error_message(content))
-    if not isinstance(content.get("choices"), list):
-        raise RequestFailure("malformed", "sent an event without a list of `choices`")
-    return content
 
 
 def _read_choice(choice: Any) -> tuple[str, str | None]:

@@ -195,6 +195,95 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
+class TokenGenerator(Protocol):
+    """What continues a pair's prompts: ``Generator`` here, ``GeneratorServer`` on another server.
+
+    Attributes:
+        writer: The model's name on another server; None: it is here.
+        unready: Why it can't be used now, though it may later; None: it can.
+    """
+
+    @property
+    def writer(self) -> str | None:  # noqa: D102  as the class says
+        ...
+
+    @property
+    def unready(self) -> str | None:  # noqa: D102  as the class says
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are under way, or wait."""
+        ...
+
+    async def start(self) -> bool:
+        """See whether it can be used; called in the event loop, before the first answer."""
+        ...
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever ``unready`` is another than before."""
+        ...
+
+    def free_positions(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:
+        """Return the positions that a prompt and its answer leave free; negative: too long."""
+        ...
+
+    def expected_seconds(self, positions: int) -> float:
+        """Return about how many seconds a prompt takes to its first token; 0 if unknown."""
+        ...
+
+    def generate(
+        self,
+        prompt: abc.Sequence[PromptPart],
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: abc.Sequence[str] = (),
+        quotes: Quotes | None = None,
+    ) -> AsyncGenerator[GeneratedToken, None]:
+        """Continue a prompt."""
+        ...
+
+    def close(self) -> None:
+        """Refuse new answers."""
+        ...
+
+
+class AnswerText:
+    """One answer's text, as its tokens come.
+
+    Args:
+        name: Text of one token, for reports of log-probabilities.
+    """
+
+    def __init__(
+        self, detokenizer: IncrementalDetokenizer, stops: StopStrings, name: Callable[[int], str]
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._name = name
+
+    def show(self, event: TokenEvent, waited: float = 0.0) -> GeneratedToken:
+        """Turn a token into what may be shown once it is there; ``waited`` as GeneratedToken's."""
+        finish, text, stopped, choice = event.finish, "", False, event.token
+        logprob = None
+        if finish != "stop":  # what stops is no part of the answer
+            text, stopped = self._stops.push(self._detokenizer.push(choice.id))
+            if choice.logprob is not None:
+                top = tuple(Likely(self._name(token), value) for token, value in choice.top)
+                logprob = TokenLogprob(self._name(choice.id), choice.logprob, top)
+        if finish is not None and not stopped:
+            rest, stopped = self.rest()
+            text += rest
+        ended = "stop" if stopped else finish
+        return GeneratedToken(text, event.count, ended, choice.id, logprob, waited)
+
+    def rest(self) -> tuple[str, bool]:
+        """Return what was held back, once no token follows, and whether a stop string is in it."""
+        rest, stopped = self._stops.push(self._detokenizer.rest())
+        return rest if stopped else rest + self._stops.rest(), stopped
+
+
 class Generator:
     """Streams answers; all that are under way share each step (``Engine``).
 
@@ -211,6 +300,9 @@ class Generator:
         CorruptModel: The backbone does not run in steps.
         SettingError: The limits leave no room for a cache.
     """
+
+    writer: None = None
+    unready: None = None
 
     def __init__(
         self,
@@ -243,6 +335,13 @@ class Generator:
             prefix=prefix,
             metrics=metrics,
         )
+
+    async def start(self) -> bool:
+        """Return True: it is here."""
+        return True
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Never call ``callback``: it is here, and stays."""
 
     def free_positions(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:
         """Return the positions that a prompt and its answer leave free; negative: too long.
@@ -284,7 +383,8 @@ class Generator:
             ModelFault: A step failed.
             Unavailable: Closed.
         """
-        stops, detokenizer, call = StopStrings(stop), self._detokenizer(), current_request()
+        call = current_request()
+        shown_text = AnswerText(self._detokenizer(), StopStrings(stop), self._name)
         parts = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in prompt]
         sequence = self._engine.begin(
             GenerationRequest(parts, max_tokens, self._stop_ids, sampling, quotes)
@@ -295,7 +395,7 @@ class Generator:
             while True:
                 event = await _next_event(sequence, call)
                 shown = event.count
-                token = self._show(event, detokenizer, stops, sequence.waited)
+                token = shown_text.show(event, sequence.waited)
                 finish = token.finish
                 if finish is not None:  # by a stop string, perhaps: the engine knows of none
                     self._engine.leave(sequence)
@@ -311,27 +411,6 @@ class Generator:
         finally:
             self._engine.leave(sequence)
             sequence.end_trace(self._model, finish, shown)
-
-    def _show(
-        self,
-        event: TokenEvent,
-        detokenizer: IncrementalDetokenizer,
-        stops: StopStrings,
-        waited: float,
-    ) -> GeneratedToken:
-        """Turn a token into what may be shown once it is there."""
-        finish, text, stopped, choice = event.finish, "", False, event.token
-        logprob = None
-        if finish != "stop":  # what stops is no part of the answer
-            text, stopped = stops.push(detokenizer.push(choice.id))
-            if choice.logprob is not None:
-                top = tuple(Likely(self._name(token), value) for token, value in choice.top)
-                logprob = TokenLogprob(self._name(choice.id), choice.logprob, top)
-        if finish is not None and not stopped:
-            rest, stopped = stops.push(detokenizer.rest())
-            text += rest if stopped else rest + stops.rest()
-        ended = "stop" if stopped else finish
-        return GeneratedToken(text, event.count, ended, choice.id, logprob, waited)
 
     @property
     def busy(self) -> bool:

@@ -79,7 +79,7 @@ class ModelStates:
                 versions.setdefault((entry.name, entry.version), self._state(entry))
         for info in self._registry.models():  # its files may have gone since
             key = info.name, info.version
-            versions[key] = ModelVersion(*key, "READY")
+            versions[key] = self._serving_state(*key)
         return [
             versions[key] for key in sorted(versions, key=lambda key: (key[0], key[1].zfill(20)))
         ]
@@ -89,7 +89,7 @@ class ModelStates:
         metrics = self._loader.metrics or NO_METRICS
         serving = self._registry.serving(name)
         counts = {
-            "READY": serving is not None,
+            "READY": serving is not None and self._registry.unready(name) is None,
             "LOADING": name in self.loading,
             "UNLOADING": any(own == name for own, _ in self.leaving),
         }
@@ -103,13 +103,20 @@ class ModelStates:
         for device in {str(workers.device) for workers in self._registry.workers} | set(memory):
             metrics.model_memory_bytes.labels(name, device).set(memory.get(device, 0))
 
+    def _serving_state(self, name: str, version: str) -> ModelVersion:
+        """Return the state of what serves: a pair whose generator is not there is not ready."""
+        reason = self._registry.unready(name)
+        if reason is None:
+            return ModelVersion(name, version, "READY")
+        return ModelVersion(name, version, "UNAVAILABLE", reason)
+
     def _state(self, stored: StoredModel) -> ModelVersion:
         key = name, version = stored.name, stored.version
         serving = self._registry.serving(name)
         if self.loading.get(name) == version:
             return ModelVersion(*key, "LOADING")
         if serving is not None and serving.stored.version == version:
-            return ModelVersion(*key, "READY")
+            return self._serving_state(*key)
         if key in self.leaving:
             return ModelVersion(*key, "UNLOADING")
         # What was refused at the start names its version itself.

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,7 @@ from condensery.runtime.classifier import Classifier
 from condensery.runtime.device import WeightsSetting, mapped_weights, weight_bytes
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.generator import NO_GENERATOR_LIMITS
+from condensery.runtime.generator_server import GeneratorServerConfig
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.scheduler import GeneratorLimits
@@ -132,6 +133,7 @@ class ModelLoader:
         compressor: Where to run pairs' compressors.
         generator: And their generators.
         generator_weights: What those hold their weights as.
+        generator_servers: Pairs, by name, whose generators run on another server.
         queue_tokens: Tokens that may wait for each model; None is what suits the device.
         queue_seconds: How long a request may have to wait for its turn.
     """
@@ -145,6 +147,7 @@ class ModelLoader:
     dtype: torch.dtype
     generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS
     generator_weights: WeightsSetting = "float"
+    generator_servers: Mapping[str, GeneratorServerConfig] = field(default_factory=dict)
     queue_tokens: int | None = None
     queue_seconds: float = 10.0
     metrics: "Metrics | None" = None
@@ -191,6 +194,7 @@ def run_pair(loader: ModelLoader, stored: StoredModel) -> RunningModel:
         limits=loader.limits,
         generator_limits=loader.generator_limits,
         generator_weights=loader.generator_weights,
+        generator_server=loader.generator_servers.get(stored.name),
         metrics=loader.metrics,
     )
 

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from condensery.errors import CondenseryError, InputError, ModelFault, ModelNotFound
+from condensery.networks.known_answers import PromptTable
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_interface import CompressorNetwork, PassageWindow
+from condensery.networks.quantised import Weights
 from condensery.networks.quoting import Quotes
 from condensery.question import (
     GREEDY,
@@ -27,7 +29,8 @@ from condensery.question import (
 )
 from condensery.runtime.batcher import RATE_MEMORY, Batcher
 from condensery.runtime.device import WeightsSetting, choose_weights
-from condensery.runtime.generator import NO_GENERATOR_LIMITS, Generator
+from condensery.runtime.generator import NO_GENERATOR_LIMITS, Generator, TokenGenerator
+from condensery.runtime.generator_server import GeneratorServer, GeneratorServerConfig
 from condensery.runtime.oscar_pair import (
     CheckedTexts,
     CountedAnswer,
@@ -194,6 +197,7 @@ class OscarModel:
     Args:
         traits: What the pair can do; by default what its shape gives.
         generators: Where the generator's steps run, if on another device.
+        generator_server: Where it runs, if on another server; the pair was opened for that.
 
     Attributes:
         roles: What it can be asked for; it reranks where it has a rerank head.
@@ -214,6 +218,7 @@ class OscarModel:
         generators: Workers | None = None,
         limits: Callable[[torch.device], BatchLimits] = default_limits,
         generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
+        generator_server: GeneratorServerConfig | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
         texts, name = pair.texts, info.name
@@ -231,18 +236,33 @@ class OscarModel:
         one, two = (self._texts.make_prompt("", [""] * count).size for count in (1, 2))
         self._around = two - one  # the first text may bring the question a second time
         # First the half that may refuse: what the workers serve is not taken from them again.
-        self._generator = Generator(
-            pair.generator,
-            pair.detokenizer,
-            texts.stop,
-            generators or workers,
-            model=name,
-            name=pair.token,
-            prefix=pair.prefix,
-            limits=limits((generators or workers).device),
-            generator_limits=generator_limits,
-            metrics=metrics,
-        )
+        self._generator: TokenGenerator
+        if isinstance(pair.generator, PromptTable):
+            assert generator_server is not None  # or it was not opened so
+            self._generator = GeneratorServer(
+                generator_server,
+                pair.generator,
+                pair.known,
+                pair.detokenizer,
+                texts.stop,
+                longest=texts.positions,
+                model=name,
+                name=pair.token,
+                metrics=metrics,
+            )
+        else:
+            self._generator = Generator(
+                pair.generator,
+                pair.detokenizer,
+                texts.stop,
+                generators or workers,
+                model=name,
+                name=pair.token,
+                prefix=pair.prefix,
+                limits=limits((generators or workers).device),
+                generator_limits=generator_limits,
+                metrics=metrics,
+            )
         self._compressor = Compressor(
             pair.compressor,
             workers,
@@ -264,19 +284,24 @@ class OscarModel:
         limits: Callable[[torch.device], BatchLimits] = default_limits,
         generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
         generator_weights: WeightsSetting = "float",
+        generator_server: GeneratorServerConfig | None = None,
         metrics: "Metrics | None" = None,
     ) -> "OscarModel":
         """Load a stored pair; ``base`` is the encoder whose word embeddings it shares, if any.
 
         Raises:
             CorruptModel: The files don't make a pair.
-            SettingError: The limits leave no room for a cache, or the generator's device is not
-                for such weights.
+            SettingError: The limits leave no room for a cache, the generator's device is not for
+                such weights, or no other server can run it.
         """
         manifest = stored.manifest
         devices = {"compressor": workers.device, "generator": (generators or workers).device}
-        weights = choose_weights(devices["generator"], dtype, generator_weights, manifest.quality)
-        pair = open_pair(stored, base, dtype=dtype, weights=weights, **devices)
+        here = generator_server is None
+        weights: Weights = "float"  # which a server's are is its own affair
+        if here:
+            chosen = generator_weights
+            weights = choose_weights(devices["generator"], dtype, chosen, manifest.quality)
+        pair = open_pair(stored, base, dtype=dtype, weights=weights, generates=here, **devices)
         info = pair_info(
             pair,
             weights=weights,
@@ -294,6 +319,7 @@ class OscarModel:
             generators=generators,
             limits=limits,
             generator_limits=generator_limits,
+            generator_server=generator_server,
             metrics=metrics,
         )
 
@@ -561,17 +587,35 @@ class OscarModel:
     async def warm_up(self) -> None:
         """Answer once, so that the first caller does not wait for kernels to be prepared.
 
+        A generator that is not there yet (``unready``) is no reason not to compress.
+
         Raises:
             ModelFault: The pair fails on plain text.
         """
         question, passage = WARM_UP
+        answering = await self._generator.start()
         for count in (1, 5, 10):
             results = await self.compress(question, [passage] * count)
             context: list[Floats | str] = [_or_raise(result).memory for result in results]
             while context and self.free_positions_for(question, context, 4) < 0:
                 context.pop()
-            async for _ in self.generate(question, context, max_tokens=4):
-                pass
+            if answering:
+                async for _ in self.generate(question, context, max_tokens=4):
+                    pass
+
+    @property
+    def writer(self) -> str | None:
+        """By what name another server's model writes the answers; None: its own generator does."""
+        return self._generator.writer
+
+    @property
+    def unready(self) -> str | None:
+        """Why it can't answer now, though it compresses and ranks; None: it can."""
+        return self._generator.unready
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever ``unready`` is another than before."""
+        self._generator.watch(callback)
 
     @property
     def busy(self) -> bool:

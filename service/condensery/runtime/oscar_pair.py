@@ -7,7 +7,7 @@ from texts, two networks to run, and what an answer costs.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +19,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertConfig
 
-from condensery.errors import ContextTooLong, CorruptModel, InputError
+from condensery.errors import ContextTooLong, CorruptModel, InputError, SettingError
 from condensery.networks.accounting import InferenceCosts
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
 from condensery.networks.dtypes import dtype_name
+from condensery.networks.known_answers import KnownAnswer, PromptTable, known_answers
 from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_bert import BertCompressor
-from condensery.networks.oscar_causal import CausalPair
+from condensery.networks.oscar_causal import CPU, CausalPair
 from condensery.networks.oscar_interface import (
     CompressorNetwork,
     PairTexts,
@@ -81,11 +82,13 @@ class RunnablePair:
         token: Text of one token.
         devices: Of the compressor, and of the generator.
         prefix: Ids of the tokens that each prompt of memory vectors begins with.
+        known: Where the generator runs elsewhere, and only its word table is here: what it must
+            say to some prompts.
     """
 
     texts: PairTexts
     compressor: CompressorNetwork
-    generator: StepperNetwork
+    generator: StepperNetwork | PromptTable
     cost: InferenceCosts
     window: int
     separators: int
@@ -93,6 +96,7 @@ class RunnablePair:
     token: Callable[[int], str]
     devices: tuple[torch.device, torch.device]
     prefix: tuple[int, ...] = ()
+    known: tuple[KnownAnswer, ...] = ()
 
 
 def open_pair(
@@ -103,15 +107,19 @@ def open_pair(
     generator: torch.device,
     dtype: torch.dtype,
     weights: Weights = "float",
+    generates: bool = True,
 ) -> RunnablePair:
     """Load a stored pair of any kind, each half onto its device.
 
     Args:
         base: The encoder whose word embeddings it shares, if it names one.
         weights: What the generator's are held as.
+        generates: Whether its generator is to run here. Else all of it is read once, so that it is
+            known what it must say elsewhere, and its word table kept.
 
     Raises:
         CorruptModel: The files don't make a pair.
+        SettingError: It is to generate elsewhere, and is of a kind that can't.
     """
     # Late: the store needs pydantic, absent where only forward passes run.
     from condensery.store.weights import each_tensor
@@ -119,6 +127,14 @@ def open_pair(
     values = stored.manifest.shape
     try:
         if isinstance(read_shape(values), OscarShape):
+            if not generates:
+                raise SettingError(
+                    f"generator_servers: {stored.name} generates here only: its generator shares "
+                    "the words of its encoder, which no other server serves, and its answers are "
+                    "held to the words of what they quote",
+                    field="generator_servers",
+                    value=stored.name,
+                )
             if base is None:
                 raise ValueError("it names no base, whose word embeddings it would share")
             whole = load_bert_pair(
@@ -126,11 +142,22 @@ def open_pair(
             )
             return runnable_bert_pair(whole, stored.path)
         texts = open_texts(stored.path, values)
-        devices = {"compressor": compressor, "generator": generator}
         network = open_networks(
-            stored.path, values, each_tensor(stored), dtype=dtype, weights=weights, **devices
+            stored.path,
+            values,
+            each_tensor(stored),
+            compressor=compressor,
+            generator=generator if generates else CPU,
+            dtype=dtype,
+            weights=weights,
+            generates=generates,
         )
-        return runnable_causal_pair(network, texts)
+        pair = runnable_causal_pair(network, texts)
+        if generates:
+            return pair
+        known = known_answers(network.generator, network.compressor, texts)
+        table = PromptTable(network.generator.network.get_input_embeddings())
+        return replace(pair, generator=table, known=known)
     except LOAD_ERRORS as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
 
@@ -270,6 +297,9 @@ def pair_info(
 ) -> ModelInfo:
     """Return what ``/v1/models`` shows of a pair."""
     rounded = "" if weights == "float" else f", generator {weights}"
+    devices = [str(device) for device in pair.devices]
+    if pair.known:
+        devices[1] = "generator's server"
     return ModelInfo(
         id=name,
         kind="oscar-pair",
@@ -278,7 +308,7 @@ def pair_info(
         dims=None,
         max_tokens=pair.texts.text_tokens,
         dtype=dtype_name(pair.generator.dtype) + rounded,
-        device=", ".join(dict.fromkeys(map(str, pair.devices))),
+        device=", ".join(dict.fromkeys(devices)),
         licence=licence,
         created=created,
     )

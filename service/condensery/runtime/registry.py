@@ -21,6 +21,7 @@ from condensery.runtime.device import (
     prepare_process,
 )
 from condensery.runtime.encoder import Encoder
+from condensery.runtime.generator_server import GeneratorServerConfig
 from condensery.runtime.lifecycle import ModelLifecycle
 from condensery.runtime.loader import (
     RUNNERS,
@@ -33,7 +34,7 @@ from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import Workers, WorkersByDevice
-from condensery.settings import Settings
+from condensery.settings import Settings, read_generator_servers
 from condensery.store.aliases import FILE, ModelAliases
 from condensery.store.importing import MINILM, import_minilm
 from condensery.store.reports import StoredReport
@@ -145,6 +146,8 @@ class ModelRegistry:
         for name, lease in list(self._serving.items()):
             try:
                 await self_test(lease.model)
+                self._follow(lease.model)
+                self.lifecycle.states.update_metrics(name)
             except CondenseryError as error:
                 lease.model.close()
                 del self._serving[name]
@@ -203,6 +206,17 @@ class ModelRegistry:
         """Return a default model that does not serve any more; None while all do."""
         return next((name for name in self._defaults.values() if name not in self._serving), None)
 
+    def unready(self, name: str | None = None) -> str | None:
+        """Return why a model that serves can't do all of its work now; None: it can.
+
+        Args:
+            name: The model's own; None is any that is a default.
+        """
+        names = set(self._defaults.values()) if name is None else {name}
+        leases = (self._serving[name] for name in sorted(names & set(self._serving)))
+        models = (lease.model for lease in leases if isinstance(lease.model, OscarModel))
+        return next((model.unready for model in models if model.unready is not None), None)
+
     def serving(self, name: str) -> ModelLease | None:
         """Return what serves by a model's own name."""
         return self._serving.get(name)
@@ -230,6 +244,7 @@ class ModelRegistry:
             self._serving.pop(name, None)
         else:
             self._serving[name] = lease
+            self._follow(lease.model)
         self._refused.pop(name, None)
         if refused is not None:
             self._refused[name] = refused
@@ -239,6 +254,18 @@ class ModelRegistry:
     def watch(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever other models, or aliases, serve than before."""
         self._watchers.append(callback)
+
+    def _follow(self, model: RunningModel) -> None:
+        """Call those that watch whenever a pair's generator on another server comes or goes."""
+        if not isinstance(model, OscarModel) or model.writer is None:
+            return
+        name = model.info.name
+
+        def changed() -> None:
+            self.lifecycle.states.update_metrics(name)
+            self.notify()
+
+        model.watch(changed)
 
     def notify(self) -> None:
         """Call those that watch."""
@@ -371,6 +398,7 @@ async def load_models(
             settings.generator_sequences, settings.generator_cache_mib
         ),
         generator_weights=settings.generator_weights,
+        generator_servers=_generator_servers(settings),
         workers=settings.workers or None,
         queue_tokens=settings.max_queue_tokens,
         queue_seconds=settings.max_queue_seconds,
@@ -383,6 +411,20 @@ async def load_models(
     await registry.warm_up(say)
     _check_serving(registry, say)
     return registry
+
+
+def _generator_servers(settings: Settings) -> dict[str, GeneratorServerConfig]:
+    """Return where generators run that run elsewhere, by their pairs' names."""
+    key, servers = settings.answer_key, settings.generator_servers
+    return {
+        name: GeneratorServerConfig(
+            url,
+            key=None if key is None else key.get_secret_value(),
+            timeout_seconds=settings.answer_timeout,
+            retries=settings.answer_retries,
+        )
+        for name, url in read_generator_servers(servers or "").items()
+    }
 
 
 async def _import_default_encoder(store: ModelStore, say: Callable[[str], None]) -> None:

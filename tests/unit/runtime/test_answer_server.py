@@ -33,7 +33,7 @@ from condensery.errors import (
 from condensery.metrics import Metrics
 from condensery.question import NOT_FOUND, GeneratedToken, Sampling
 from condensery.request_context import Fields, RequestContext, serving_request
-from condensery.runtime import answer_server
+from condensery.runtime import event_stream
 from condensery.runtime.answer_server import AnswerServerConfig, RemoteGenerator
 
 KEY = "a-secret/key+1"
@@ -44,7 +44,7 @@ PASSAGES = ["Mendel studied peas.", "Seven traits."]
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no time pass between two tries."""
-    monkeypatch.setattr(answer_server, "BACK_OFF_SECONDS", 0.0)
+    monkeypatch.setattr(event_stream, "BACK_OFF_SECONDS", 0.0)
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ def text_of(tokens: Sequence[GeneratedToken]) -> str:
 
 def count(made: RemoteGenerator, name: str, **labels: str) -> float:
     full = f"condensery_answer_server_{name}"
-    return made._metrics.registry.get_sample_value(full, labels) or 0.0
+    return made._client.metrics.registry.get_sample_value(full, labels) or 0.0
 
 
 async def test_words_are_passed_on_as_they_come() -> None:

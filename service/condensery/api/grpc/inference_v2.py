@@ -53,7 +53,8 @@ async def model_ready(
     if models.is_serving(services, request.name) is False:
         return pb.ModelReadyResponse(ready=False)
     describe_tensors(services, request.name, request.version)
-    return pb.ModelReadyResponse(ready=services.health.ready)
+    well = models.find_unready(services, request.name) is None
+    return pb.ModelReadyResponse(ready=services.health.ready and well)
 
 
 async def server_metadata(

@@ -272,7 +272,8 @@ def _make_serving_check(services: Services, names: Collection[str]) -> Callable[
             return bool(list_capabilities(services)[TEI_SERVICE_TASKS[name]])
         if not name or name in names:
             return True
-        return models.is_serving(services, name)
+        serving = models.is_serving(services, name)
+        return serving and models.find_unready(services, name) is None
 
     return serves
 

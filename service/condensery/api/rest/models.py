@@ -105,6 +105,12 @@ def check_ready(services: Services) -> None:
         raise Unavailable(f"Not ready: {services.health.reason}.")
 
 
+def check_model_ready(services: Services, name: str) -> None:
+    """Raise Unavailable while a model can't do all of its work."""
+    if (reason := models.find_unready(services, name)) is not None:
+        raise Unavailable(f"Not ready: {reason}")
+
+
 async def list_models(_request: Request, services: Services) -> Response:
     """List the models that serve, defaults first, and their aliases."""
     return write_json(Models(models.list_models(services)))

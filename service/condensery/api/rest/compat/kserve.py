@@ -24,7 +24,7 @@ from condensery.api.rest.io import (
     write_json,
     write_list,
 )
-from condensery.api.rest.models import check_live, check_ready
+from condensery.api.rest.models import check_live, check_model_ready, check_ready
 from condensery.api.rest.schemas.inference import (
     KServeInferRequest,
     KServeInput,
@@ -156,6 +156,7 @@ async def kserve_model_ready(request: Request, services: Services) -> Response:
     """Whether one model serves, as KServe asks."""
     model = _describe(request, services)
     check_ready(services)
+    check_model_ready(services, model.info.id)
     return write_json(KServeModelReady(model.info.id))
 
 
