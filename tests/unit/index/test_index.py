@@ -113,6 +113,7 @@ def test_many_replacements_compact_the_cache(store: IndexStore, data_dir: Path, 
     ids = [f"d{n}" for n in range(100)]
     for seed in range(12):
         make_batch(ids, seed=seed).upsert(store, "other")
+        store.find("other").wait_until_agreed(60)  # a graph is made anew aside
     vectors = store.find("other")._vector_index
     if not isinstance(vectors, RemoteVectors):  # a database does that by itself
         assert len(vectors.cache.rows()) < 2400 - 1000  # of 2,400 ever added, 200 live
