@@ -95,7 +95,7 @@ class Milvus:
         return False
 
     def describe(self, collection: str) -> Shape | None:
-        """Return what a collection is made for; None where there is none."""
+        """Return what a collection is made for, and load it; None where there is none."""
         try:
             about = self._ask(lambda client, **how: client.describe_collection(collection, **how))
             index = self._ask(
@@ -109,6 +109,8 @@ class Milvus:
                 f"{self.where}: collection {collection!r} has no field or index 'vector': it is "
                 "none of ours."
             )
+        # searched only when loaded, which a server that was started again may not have done
+        self._ask(lambda client, **how: client.load_collection(collection, **how))
         metrics = {theirs: ours for ours, theirs in _METRICS.items()}
         return Shape(int(dims[0]), metrics.get(index["metric_type"], index["metric_type"]))
 

@@ -1,7 +1,9 @@
 """Vectors in a database that is down, slow, full, behind, foreign, or gone, and comes back."""
 
+import random
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +44,7 @@ from condensery.values import IndexSpec
 
 pytest.importorskip("qdrant_client")
 from qdrant_client import models
-from qdrant_server import QdrantServer, serving_qdrant
+from qdrant_server import HANDLERS, QdrantServer, serving_qdrant
 
 SCROLL, COUNT = ("POST", "/points/scroll"), ("POST", "/points/count")
 WRITES = (("PUT", "/points"), ("POST", "/points/delete"))
@@ -513,3 +515,69 @@ def test_scores_are_those_of_the_vectors(server: QdrantServer, data_dir: Path) -
         far = -float(((batch.vectors - batch.vectors[0]) ** 2).sum(axis=1).max())
         assert hits[-1].score == pytest.approx(far, rel=1e-5)
         assert np.isfinite([hit.score for hit in hits]).all()
+
+
+def test_nothing_acknowledged_is_lost_while_the_database_fails_again_and_again(
+    server: QdrantServer, kb: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes, searches, faults of each kind and comparisons of rows, all at once."""
+    monkeypatch.setattr(remote_vectors, "CHECK_SECONDS", 0.0)
+    chance, done = random.Random(5), threading.Event()
+    errors: list[BaseException] = []
+    acknowledged: dict[str, int] = {"a": 0, "b": 0, "c": 0}
+
+    def fail() -> None:
+        while not done.is_set():
+            server.refused = tuple(chance.sample(sorted(HANDLERS), 3))
+            server.refusal = (chance.choice([429, 500, 503]), "no")
+            done.wait(chance.random() * 0.05)
+            server.refusal = None
+            if chance.random() < 0.1:
+                for name in server.collections():
+                    server.client.delete(name, server.rows(name)[:2])
+            done.wait(chance.random() * 0.2)
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                kb.query("kb", make_vectors(1)[0], top_k=9)
+            except VectorDatabaseUnavailable:
+                continue
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for work in (fail, read, read)]
+    for thread in threads:
+        thread.start()
+    refused = 0
+    for seed in range(150):
+        name = f"d{chance.randrange(40)}"
+        try:
+            if chance.random() < 0.2:
+                kb.delete("kb", [name])
+                acknowledged.pop(name, None)
+            else:
+                make_batch([name], seed=seed, tag=str(seed)).upsert(kb)
+                acknowledged[name] = seed
+        except VectorDatabaseUnavailable:
+            refused += 1
+            time.sleep(0.02)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert 0 < refused < 150
+    server.refusal = None
+    wait_until(lambda: kb.databases.fault is None)
+    monkeypatch.setattr(remote_vectors, "CHECK_SECONDS", 30.0)
+    assert kb.count("kb")[0] == len(acknowledged)
+    texts = {document.id: document.text for document in kb.get("kb", list(acknowledged))}
+    assert all(
+        texts[name] == make_batch([name], tag=str(seed)).documents[0].text
+        for name, seed in acknowledged.items()
+        if name[0] == "d"
+    )
+    vectors = vectors_of(kb)
+    wait_until(lambda: len(server.rows(vectors.collection)) == kb.count("kb")[1])
+    assert_agrees(kb, data_dir)
