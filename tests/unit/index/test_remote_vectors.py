@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from tests.unit.index.conftest import (
     FINGERPRINT,
     SETTINGS,
+    Disk,
     assert_agrees,
     events,
     make_batch,
@@ -182,17 +184,49 @@ def test_now_and_then_it_is_looked_whether_all_is_there(
 
 
 def test_a_write_that_the_database_takes_and_sqlite_does_not_is_found_by_nobody(
-    server: QdrantServer, kb: IndexStore, data_dir: Path
+    disk: Disk, server: QdrantServer, data_dir: Path
 ) -> None:
-    index = kb.find("kb")
-    index._writer.execute("PRAGMA max_page_count = 1")  # SQLite's disk is full
-    pages = index._writer.execute("PRAGMA page_count").fetchone()[0]
-    index._writer.execute(f"PRAGMA max_page_count = {pages}")
-    big = make_batch(["big"])
-    big.documents = [replace(big.documents[0], text=big.documents[0].text + "x" * 10**6)]
-    with pytest.raises(StorageFull):
-        big.upsert(kb)
-    index._writer.execute("PRAGMA max_page_count = 1000000")
+    with open_on(server, data_dir) as store:
+        store.create("kb", IndexSpec(**SETTINGS))
+        make_batch(["a", "b"]).upsert(store)
+        settle(store)
+        before = len(server.asked)
+        full = sqlite3.SQLITE_FULL
+        disk.refuse = lambda operation, path: full if path.name.endswith("-wal") else 0
+        with pytest.raises(StorageFull):
+            make_batch(["a", "c"], seed=3).upsert(store)
+        disk.refuse = lambda operation, path: 0
+        assert ("PUT", "/points") in server.asked[before:]
+        assert_agrees(store, data_dir)
+        make_batch(["c"], seed=3).upsert(store)
+        assert_agrees(store, data_dir)
+
+
+def test_rows_of_a_write_under_way_are_none_too_many(
+    server: QdrantServer, kb: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are compared, after a fault, while a write is sent and not committed yet."""
+    sent, go_on = threading.Event(), threading.Event()
+    add = RemoteVectors.add
+
+    def add_and_wait(self: RemoteVectors, *vectors: Any) -> None:
+        add(self, *vectors)
+        sent.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(RemoteVectors, "add", add_and_wait)
+    writer = threading.Thread(target=make_batch(["d"], seed=3).upsert, args=(kb,))
+    writer.start()
+    assert sent.wait(60)
+    before = len(server.asked)
+    server.refusal = (503, "restarting")
+    with pytest.raises(VectorDatabaseUnavailable):
+        ask(kb)
+    server.refusal = None
+    wait_until(lambda: kb.databases.fault is None)
+    assert SCROLL in server.asked[before:]
+    go_on.set()
+    writer.join()
     assert_agrees(kb, data_dir)
 
 
