@@ -100,6 +100,7 @@ def test_a_database_that_is_down_is_said_at_once_and_used_again_when_it_is_back(
     server: QdrantServer, kb: IndexStore, data_dir: Path
 ) -> None:
     found = ask(kb)
+    settle(kb)  # nothing is under way
     server.stop()
     with pytest.raises(VectorDatabaseUnavailable, match=r"Qdrant at http.* can't be reached"):
         ask(kb)
@@ -448,6 +449,12 @@ def test_a_kind_that_the_database_lacks_is_refused_by_name(
         with pytest.raises(InputError, match=r"kind: 'ivf_pq' .* index_backend qdrant"):
             store.create("pq", IndexSpec(**{**SETTINGS, "kind": "ivf_pq"}))
         assert store.list() == []
+        store.create("kb", IndexSpec(**SETTINGS))
+        make_batch(["a"]).upsert(store)
+        with pytest.raises(InputError, match=r"kind: 'ivf_pq' .* index_backend qdrant"):
+            store.maintenance.rebuild("kb", IndexSpec(**{**SETTINGS, "kind": "ivf_pq"}))
+        assert store.maintenance.unfinished_rebuilds() == []
+        assert_agrees(store, data_dir)
 
 
 def test_an_index_whose_database_is_not_set_is_named_and_the_others_serve(
