@@ -407,6 +407,28 @@ def test_generators_on_servers_are_addresses_by_pair() -> None:
     assert "answer_with" in refusal({"generator_servers": "one=http://a", **there})
 
 
+def test_a_database_of_vectors_and_which_one_it_is_come_together() -> None:
+    assert read_settings().index_backend == "faiss"
+    for address in ("http://db:6333", "https://db/q", "file:///var/lib/vectors"):
+        there = {"index_backend": "qdrant", "index_database": address}
+        assert read_settings(there).index_database == address
+    assert "index_database" in refusal({"index_backend": "qdrant"})
+    assert "index_backend" in refusal({"index_database": "http://db:6333"})
+    assert "`qdrant`" in refusal({"index_backend": "chroma"}).replace("'", "`")
+
+
+@pytest.mark.parametrize("address", ["db:6333", "file:", "file://host/path", "ftp://db", ""])
+def test_what_is_no_address_is_no_database(address: str) -> None:
+    message = refusal({"index_backend": "qdrant", "index_database": address})
+    assert message.startswith("--index-database: ")
+
+
+def test_a_password_in_a_databases_address_is_refused_and_not_shown() -> None:
+    there = {"index_backend": "milvus", "index_database": "http://me:hunter2@db"}
+    assert "hunter2" not in refusal(there)
+    assert "CONDENSERY_INDEX_DATABASE_KEY" in refusal(there)
+
+
 def test_a_shadow_needs_a_share_and_an_answer_of_ours() -> None:
     assert read_settings().shadow_share == 0
     assert read_settings({"shadow_share": "0.05", "shadow_model": "big"}).shadow_model == "big"

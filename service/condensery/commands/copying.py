@@ -1,6 +1,7 @@
 """``condensery index copy``: an index's vectors moved into a database, or out of one."""
 
 import argparse
+import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,8 @@ from condensery.commands.common import (
     require_extra,
 )
 from condensery.errors import InputError
+
+LEAST_TIMEOUT_SECONDS = 60.0  # nobody waits for a reply but us
 
 
 def add_copy(actions: Parsers) -> None:
@@ -60,6 +63,7 @@ def run_copy(args: argparse.Namespace) -> int:
     """Copy an index."""
     from condensery.settings import read_settings
 
+    logging.getLogger("condensery").addHandler(logging.NullHandler())  # errors say it
     if args.queries < 0:
         raise InputError(f"--queries: {args.queries} is not at least 0")
     settings = read_settings({"data_dir": args.data_dir})
@@ -75,7 +79,7 @@ def run_copy(args: argparse.Namespace) -> int:
             backend,
             url,
             key=None if key is None else key.get_secret_value(),
-            timeout_seconds=settings.index_database_timeout,
+            timeout_seconds=max(LEAST_TIMEOUT_SECONDS, settings.index_database_timeout),
             prefix=settings.index_database_prefix,
         )
     with tqdm(unit="passage", desc=args.new, disable=None, file=sys.stderr) as bar:

@@ -36,7 +36,7 @@ from condensery.index.remote_vectors import RemoteVectors
 from condensery.index.selecting import PageQuery
 from condensery.index.vector_database import VectorDatabases, read_binding
 from condensery.index.vector_index import ReadWriteLock, VectorIndex
-from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage, make_hit
+from condensery.values import Document, Floats, Hit, IndexInfo, IndexSpec, Page, Passage, make_hit
 
 DATABASE = "index.sqlite3"
 CACHE = "vectors.faiss"
@@ -353,13 +353,16 @@ class Index:
         """
         self._vector_index.wait_until_agreed(seconds)
 
-    def bind_like(self, directory: Path) -> None:
+    def bind_like(self, directory: Path, spec: IndexSpec) -> None:
         """Give the files of what is to take its place a place for vectors of the same kind.
 
         Raises:
+            InputError: What a database can't do of such an index.
             StorageError, OSError: Its own is not known; the disk refused.
         """
         binding = read_binding(self.directory)
+        if binding is not None:
+            self.databases.open(binding).check_spec(spec)
         backend = "faiss" if binding is None else binding.backend
         self.databases.bind(directory, self.name, backend)
 

@@ -130,7 +130,8 @@ class IndexMaintenance:
             try:
                 self._snapshots.copy(name, snapshot, aside)
                 if over and self._store.usable(target):
-                    self._store.find(target).bind_like(aside)
+                    served = self._store.find(target)
+                    served.bind_like(aside, served.spec)
                 else:
                     self._store.databases.bind(aside, target)
                 # it is of this version's format then, with a cache, or whole in its database

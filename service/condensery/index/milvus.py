@@ -95,7 +95,7 @@ class Milvus:
         return False
 
     def describe(self, collection: str) -> Shape | None:
-        """Return what a collection is made for; None where there is none."""
+        """Return what a collection is made for, and load it; None where there is none."""
         try:
             about = self._ask(lambda client, **how: client.describe_collection(collection, **how))
             index = self._ask(
@@ -109,6 +109,8 @@ class Milvus:
                 f"{self.where}: collection {collection!r} has no field or index 'vector': it is "
                 "none of ours."
             )
+        # searched only when loaded, which a server that was started again may not have done
+        self._ask(lambda client, **how: client.load_collection(collection, **how))
         metrics = {theirs: ours for ours, theirs in _METRICS.items()}
         return Shape(int(dims[0]), metrics.get(index["metric_type"], index["metric_type"]))
 
@@ -308,7 +310,11 @@ class Milvus:
             yield
         except MilvusException as error:
             raise self._failed(error) from error
-        except (grpc.RpcError, grpc.FutureTimeoutError, ConnectionError) as error:
+        except grpc.FutureTimeoutError as error:
+            raise self._slow() from error
+        except (grpc.RpcError, ConnectionError) as error:
+            if getattr(error, "code", lambda: None)() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise self._slow() from error
             raise VectorDatabaseUnavailable(f"{self.where} can't be reached: {_say(error)}") from (
                 error
             )
@@ -317,6 +323,10 @@ class Milvus:
         except (ValueError, TypeError, RuntimeError) as error:
             raise VectorDatabaseFault(f"{self.where}: {_say(error)}") from error
 
+    def _slow(self) -> VectorDatabaseUnavailable:
+        seconds = self._config.timeout_seconds
+        return VectorDatabaseUnavailable(f"{self.where} did not answer within {seconds:g} s.")
+
     def _failed(self, error: MilvusException) -> Exception:
         text = str(error.message).lower()
         if error.code == _MISSING or "can't find collection" in text:
@@ -324,11 +334,15 @@ class Milvus:
         if error.code == _DENIED or any(sign in text for sign in _FULL):
             return StorageFull(f"{self.where} is full: {_say(error)}")
         # what gRPC could not do, the client wraps, and waits for as long as it was told
+        if "deadline" in text:
+            return self._slow()
         if error.code == _RATE_LIMIT or any(sign in text for sign in _UNREACHED_SIGNS):
             return VectorDatabaseUnavailable(f"{self.where} can't be reached: {_say(error)}")
         return VectorDatabaseFault(f"{self.where} refused ({error.code}): {_say(error)}")
 
 
 def _say(error: Exception) -> str:
+    if isinstance(error, grpc.Call):  # of a call that failed
+        return shorten(str(error.details()), 200)
     message = getattr(error, "message", None) or str(error) or type(error).__name__
     return shorten(str(message), 200)

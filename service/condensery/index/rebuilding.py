@@ -259,7 +259,7 @@ class Rebuilding:
         try:
             made.mkdir()
             database.create(made / DATABASE, spec)
-            self.old.bind_like(made)
+            self.old.bind_like(made, spec)
             sync_path(made)
             documents = self.old.info.documents
             plan = Plan(made.name, spec, round(time.time(), 3), documents)

@@ -11,6 +11,7 @@ start, where it counts otherwise after a fault, and now and then. Row 0 of a col
 start that where nothing was sent since it was settled, at the write that SQLite too has last.
 """
 
+import logging
 import sqlite3
 import threading
 import time
@@ -47,6 +48,8 @@ from condensery.values import Floats, IndexSpec
 QUIET_SECONDS = 1.0  # without a write, after which a collection is settled
 CHECK_SECONDS = 30.0  # between looks at a database that nobody complains of
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 2.0
+
+_log = logging.getLogger(__name__)
 
 _Refusal = VectorDatabaseUnavailable | VectorDatabaseFault | StorageFull
 
@@ -291,17 +294,17 @@ class RemoteVectors:
     # The thread
 
     def _run(self) -> None:
-        try:
-            with closing(sqlite_file.open_reader(self._file)) as reader:
-                while True:
-                    last = self._wait_for_work()
-                    if last and not (self._agrees and self._fault is None):
-                        break
-                    self._work_once(reader, last=last)
-                    if last:
-                        break
-        except sqlite3.Error as error:
-            self._set_fault(VectorDatabaseFault(f"The index can't be read: {error}."))
+        last = False
+        while not last:
+            try:
+                with closing(sqlite_file.open_reader(self._file)) as reader:
+                    while not last:
+                        last = self._wait_for_work()
+                        if not last or (self._agrees and self._fault is None):
+                            self._work_once(reader, last=last)
+            except sqlite3.Error as error:
+                self._set_fault(VectorDatabaseFault(f"The index can't be read: {error}."))
+                last = last or self._wait_for_work()
 
     def _wait_for_work(self) -> bool:
         """Wait until something is to be done; returns whether it is the last time."""
@@ -341,6 +344,12 @@ class RemoteVectors:
             self._set_fault(error)
         except CondenseryError as error:
             self._set_fault(VectorDatabaseFault(error.message))
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # a bug, ours or the client's: nobody else mends the index
+            _log.exception("index_database_bug")
+            kind = type(error).__name__
+            self._set_fault(VectorDatabaseFault(f"{self.database.where}: unexpected {kind}."))
         finally:
             if reader.in_transaction:
                 reader.execute("ROLLBACK")
@@ -365,8 +374,9 @@ class RemoteVectors:
         with self._changed:
             mended = self._fault is not None
             self._agrees, self._fault, self._suspect = True, None, False
+            untouched = settled.clean and not added and not removed
+            self._clean = untouched and (self._clean if agreed else same)
             if not agreed:
-                self._clean = same and not added and not removed
                 self._settled_at = settled.write
             self._checked_at = time.monotonic()
             self._failing_seconds = FIRST_RETRY_SECONDS

@@ -179,6 +179,30 @@ def test_of_equal_ones_the_older_come_first(store: IndexStore) -> None:
 
 
 @every_backend
+def test_values_of_each_type_are_told_apart(store: IndexStore) -> None:
+    values = [True, False, 1, 1.0, 0, 1.5, "1", "true", "n1", 2**53, 2**53 + 1, "x" * 70, [True, 2]]
+    batch = make_batch([f"d{n}" for n in range(len(values))])
+    batch.documents = [
+        Document(document.id, document.text, {"a": value})
+        for document, value in zip(batch.documents, values, strict=True)
+    ]
+    batch.upsert(store)
+    flat = [value for value in values if not isinstance(value, list)]
+    asked = [{"match": {"value": value}} for value in flat]
+    asked += [{"match": {"except": [value]}} for value in flat]
+    asked += [{"range": {"gte": value}} for value in (0, 1, 1.5, 2**53, 2**53 + 1)]
+    for condition in asked:
+        filter = {"must": {"key": "a", **condition}}
+        chosen = {
+            document.id
+            for document in batch.documents
+            if holds(filter, document.id, dict(document.metadata))
+        }
+        hits = store.query("kb", batch.vectors[0], top_k=100, filter=read_filter(filter))
+        assert {hit.passage.document_id for hit in hits} == chosen, condition
+
+
+@every_backend
 def test_passages_are_chosen_by_their_documents_metadata(store: IndexStore) -> None:
     """Not by their own, which the store may be given; a delete could not tell them apart."""
     batch = make_batch(["a"], tag="t")

@@ -1,7 +1,10 @@
 """Vectors in a database that is down, slow, full, behind, foreign, or gone, and comes back."""
 
+import random
 import shutil
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from tests.unit.index.conftest import (
     FINGERPRINT,
     SETTINGS,
+    Disk,
     assert_agrees,
     events,
     make_batch,
@@ -42,7 +46,7 @@ from condensery.values import IndexSpec
 
 pytest.importorskip("qdrant_client")
 from qdrant_client import models
-from qdrant_server import QdrantServer, serving_qdrant
+from qdrant_server import HANDLERS, QdrantServer, serving_qdrant
 
 SCROLL, COUNT = ("POST", "/points/scroll"), ("POST", "/points/count")
 WRITES = (("PUT", "/points"), ("POST", "/points/delete"))
@@ -96,6 +100,7 @@ def test_a_database_that_is_down_is_said_at_once_and_used_again_when_it_is_back(
     server: QdrantServer, kb: IndexStore, data_dir: Path
 ) -> None:
     found = ask(kb)
+    settle(kb)  # nothing is under way
     server.stop()
     with pytest.raises(VectorDatabaseUnavailable, match=r"Qdrant at http.* can't be reached"):
         ask(kb)
@@ -180,17 +185,49 @@ def test_now_and_then_it_is_looked_whether_all_is_there(
 
 
 def test_a_write_that_the_database_takes_and_sqlite_does_not_is_found_by_nobody(
-    server: QdrantServer, kb: IndexStore, data_dir: Path
+    disk: Disk, server: QdrantServer, data_dir: Path
 ) -> None:
-    index = kb.find("kb")
-    index._writer.execute("PRAGMA max_page_count = 1")  # SQLite's disk is full
-    pages = index._writer.execute("PRAGMA page_count").fetchone()[0]
-    index._writer.execute(f"PRAGMA max_page_count = {pages}")
-    big = make_batch(["big"])
-    big.documents = [replace(big.documents[0], text=big.documents[0].text + "x" * 10**6)]
-    with pytest.raises(StorageFull):
-        big.upsert(kb)
-    index._writer.execute("PRAGMA max_page_count = 1000000")
+    with open_on(server, data_dir) as store:
+        store.create("kb", IndexSpec(**SETTINGS))
+        make_batch(["a", "b"]).upsert(store)
+        settle(store)
+        before = len(server.asked)
+        full = sqlite3.SQLITE_FULL
+        disk.refuse = lambda operation, path: full if path.name.endswith("-wal") else 0
+        with pytest.raises(StorageFull):
+            make_batch(["a", "c"], seed=3).upsert(store)
+        disk.refuse = lambda operation, path: 0
+        assert ("PUT", "/points") in server.asked[before:]
+        assert_agrees(store, data_dir)
+        make_batch(["c"], seed=3).upsert(store)
+        assert_agrees(store, data_dir)
+
+
+def test_rows_of_a_write_under_way_are_none_too_many(
+    server: QdrantServer, kb: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are compared, after a fault, while a write is sent and not committed yet."""
+    sent, go_on = threading.Event(), threading.Event()
+    add = RemoteVectors.add
+
+    def add_and_wait(self: RemoteVectors, *vectors: Any) -> None:
+        add(self, *vectors)
+        sent.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(RemoteVectors, "add", add_and_wait)
+    writer = threading.Thread(target=make_batch(["d"], seed=3).upsert, args=(kb,))
+    writer.start()
+    assert sent.wait(60)
+    before = len(server.asked)
+    server.refusal = (503, "restarting")
+    with pytest.raises(VectorDatabaseUnavailable):
+        ask(kb)
+    server.refusal = None
+    wait_until(lambda: kb.databases.fault is None)
+    assert SCROLL in server.asked[before:]
+    go_on.set()
+    writer.join()
     assert_agrees(kb, data_dir)
 
 
@@ -412,6 +449,12 @@ def test_a_kind_that_the_database_lacks_is_refused_by_name(
         with pytest.raises(InputError, match=r"kind: 'ivf_pq' .* index_backend qdrant"):
             store.create("pq", IndexSpec(**{**SETTINGS, "kind": "ivf_pq"}))
         assert store.list() == []
+        store.create("kb", IndexSpec(**SETTINGS))
+        make_batch(["a"]).upsert(store)
+        with pytest.raises(InputError, match=r"kind: 'ivf_pq' .* index_backend qdrant"):
+            store.maintenance.rebuild("kb", IndexSpec(**{**SETTINGS, "kind": "ivf_pq"}))
+        assert store.maintenance.unfinished_rebuilds() == []
+        assert_agrees(store, data_dir)
 
 
 def test_an_index_whose_database_is_not_set_is_named_and_the_others_serve(
@@ -513,3 +556,69 @@ def test_scores_are_those_of_the_vectors(server: QdrantServer, data_dir: Path) -
         far = -float(((batch.vectors - batch.vectors[0]) ** 2).sum(axis=1).max())
         assert hits[-1].score == pytest.approx(far, rel=1e-5)
         assert np.isfinite([hit.score for hit in hits]).all()
+
+
+def test_nothing_acknowledged_is_lost_while_the_database_fails_again_and_again(
+    server: QdrantServer, kb: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes, searches, faults of each kind and comparisons of rows, all at once."""
+    monkeypatch.setattr(remote_vectors, "CHECK_SECONDS", 0.0)
+    chance, done = random.Random(5), threading.Event()
+    errors: list[BaseException] = []
+    acknowledged: dict[str, int] = {"a": 0, "b": 0, "c": 0}
+
+    def fail() -> None:
+        while not done.is_set():
+            server.refused = tuple(chance.sample(sorted(HANDLERS), 3))
+            server.refusal = (chance.choice([429, 500, 503]), "no")
+            done.wait(chance.random() * 0.05)
+            server.refusal = None
+            if chance.random() < 0.1:
+                for name in server.collections():
+                    server.client.delete(name, server.rows(name)[:2])
+            done.wait(chance.random() * 0.2)
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                kb.query("kb", make_vectors(1)[0], top_k=9)
+            except VectorDatabaseUnavailable:
+                continue
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for work in (fail, read, read)]
+    for thread in threads:
+        thread.start()
+    refused = 0
+    for seed in range(150):
+        name = f"d{chance.randrange(40)}"
+        try:
+            if chance.random() < 0.2:
+                kb.delete("kb", [name])
+                acknowledged.pop(name, None)
+            else:
+                make_batch([name], seed=seed, tag=str(seed)).upsert(kb)
+                acknowledged[name] = seed
+        except VectorDatabaseUnavailable:
+            refused += 1
+            time.sleep(0.02)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert 0 < refused < 150
+    server.refusal = None
+    wait_until(lambda: kb.databases.fault is None)
+    monkeypatch.setattr(remote_vectors, "CHECK_SECONDS", 30.0)
+    assert kb.count("kb")[0] == len(acknowledged)
+    texts = {document.id: document.text for document in kb.get("kb", list(acknowledged))}
+    assert all(
+        texts[name] == make_batch([name], tag=str(seed)).documents[0].text
+        for name, seed in acknowledged.items()
+        if name[0] == "d"
+    )
+    vectors = vectors_of(kb)
+    wait_until(lambda: len(server.rows(vectors.collection)) == kb.count("kb")[1])
+    assert_agrees(kb, data_dir)
