@@ -1,0 +1,401 @@
+"""How many machines a traffic needs, what each is busy with, and why.
+
+Arithmetic over measured rates; no model runs. For each kind of request: what one takes of the
+machine alone, and what one takes in a crowd, where requests share forward passes (``works``). A
+machine with so much of the whole traffic is a queue M/G/c (``queueing``), short requests first as
+the service itself has it.
+
+Between alone and crowded the work of a request falls with the load: at utilisation ``r`` it is
+``(1 - r) * alone + r * crowded``. So utilisation is the ``r`` that solves
+``r = (1 - r) * A + r * C``, where ``A`` and ``C`` are the loads (rate times work over servers) that
+the two would make: ``r = A / (1 + A - C)``. It is 1 where ``C`` is: that rate is the capacity.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from condensery.capacity.queueing import Service, Wait, mixed_quantile, short_first
+from condensery.capacity.rates import Cost, Measured, Rates
+from condensery.capacity.traffic import RequestKind, Traffic, total_rate
+from condensery.errors import InputError
+
+HOURS_A_MONTH = 730.0  # 365 * 24 / 12
+MOST_MACHINES = 100_000
+# Of a request, as the service itself tells short from long (runtime/queue.py, SHORT_TOKENS).
+SHORT_TOKENS = 512
+SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a request's cost: ``times`` times what was measured.
+
+    Attributes:
+        label: What it is.
+        alone: Once, seconds of a server, nobody else there.
+        crowded: Once, in a crowd.
+    """
+
+    label: str
+    times: float
+    alone: float
+    crowded: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindCost:
+    """What a kind of request takes.
+
+    Attributes:
+        alone: Nobody else there.
+        crowded: Beside many others.
+        bare_p95: What 95 in 100 did not exceed, alone, seconds.
+        scv: Squared coefficient of variation of one kind's own times.
+        steps: What the two are made of.
+    """
+
+    kind: RequestKind
+    model: str
+    alone: Cost
+    crowded: Cost
+    bare_p95: float
+    scv: float
+    steps: tuple[Step, ...]
+
+    @property
+    def short(self) -> bool:
+        """Whether it goes first."""
+        kind = self.kind
+        few = kind.count * kind.tokens <= SHORT_TOKENS
+        return kind.task == "query" or (kind.task in ("embed", "rerank", "write") and few)
+
+    def work(self, load: float) -> float:
+        """Return the seconds of a server that one takes at a utilisation."""
+        return (1 - load) * self.alone.work + load * self.crowded.work
+
+    def seconds(self, load: float) -> float:
+        """Return how long one takes at a utilisation, its waiting left out.
+
+        Alone a list is spread over all cores; the busier they are, the fewer it finds.
+        """
+        return self.alone.seconds + load * max(0.0, self.work(load) - self.alone.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is wanted.
+
+    Attributes:
+        p95_ms: No kind of request's p95 may be over it.
+        most_load: Nor a machine's utilisation, 0 to 1, whatever the latencies.
+        spare: Machines that may be lost.
+        cost_an_hour: Of one machine; 0 is not asked for.
+        elsewhere: Seconds of a core that each request takes on the same machine outside the server.
+        grpc_share: Of requests, those over gRPC.
+        memory_share: Of a machine's memory, what the server may take in the plan; the rest is left.
+    """
+
+    p95_ms: float = math.inf
+    most_load: float = 0.8
+    spare: int = 1
+    cost_an_hour: float = 0.0
+    elsewhere: float = 0.0
+    grpc_share: float = 0.0
+    memory_share: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A number of machines, and how they would do.
+
+    Attributes:
+        utilisation: Of each one's servers, 0 to 1.
+        loop: Of each one's event loop.
+        p95: Of each kind of request, seconds; empty where they cannot keep up.
+        all_p95: Of all requests together.
+        streams: Answers at once on each, in the mean.
+    """
+
+    machines: int
+    utilisation: float
+    loop: float
+    p95: tuple[float, ...]
+    all_p95: float
+    streams: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether they keep up at all."""
+        return bool(self.p95)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a traffic needs.
+
+    Attributes:
+        capacity: Requests a second of this mix that one machine can do.
+        bound: What is full then: ``servers`` or ``event loop``.
+        rows: From the fewest machines that keep up to those that keep the target.
+        needed: Machines that keep the target; those that may be lost left out.
+        memory_bytes: That the server of one machine takes.
+        passages: Of the largest index.
+    """
+
+    kinds: tuple[KindCost, ...]
+    traffic: tuple[Traffic, ...]
+    capacity: float
+    bound: str
+    rows: tuple[Row, ...]
+    needed: int
+    spare: int
+    memory_bytes: int
+    machine_bytes: int
+    streams: float
+    passages: int
+    cost_a_month: float
+
+    @property
+    def machines(self) -> int:
+        """All of them, spare ones too."""
+        return self.needed + self.spare
+
+    @property
+    def row(self) -> Row:
+        """How the needed ones do, the spare ones lost."""
+        return self.rows[-1]
+
+
+def cost_of_kind(rates: Rates, kind: RequestKind, target: Target) -> KindCost:
+    """Return what a kind of request takes, put together of measured parts.
+
+    Raises:
+        InputError, ModelNotFound: A rate that it needs was not measured.
+    """
+    parts: dict[bool, list[tuple[str, float, Cost]]] = {}
+    model = ""
+    for crowded in (False, True):
+        model, parts[crowded] = _parts_of(rates, kind, crowded=crowded)
+        if target.grpc_share:
+            more = rates.grpc_more(crowded=crowded)
+            if more is None:
+                raise InputError.at("--grpc-share", "gRPC was not measured", target.grpc_share)
+            parts[crowded].append(("gRPC, beyond REST", target.grpc_share, more))
+        if target.elsewhere:
+            outside = Cost(work=target.elsewhere)
+            parts[crowded].append(("outside the server", 1.0, outside))
+    whole = {
+        crowded: _sum((times, cost) for _, times, cost in rows) for crowded, rows in parts.items()
+    }
+    steps = tuple(
+        Step(label, times, alone.work, crowd.work)
+        for (label, times, alone), (_, _, crowd) in zip(parts[False], parts[True], strict=True)
+    )
+    spread, scv = _variation(rates, kind, model)
+    bare = whole[False].seconds * spread
+    return KindCost(kind, model, whole[False], whole[True], bare, scv, steps)
+
+
+def _sum(parts: Iterable[tuple[float, Cost]]) -> Cost:
+    whole = Cost()
+    for times, cost in parts:
+        whole = whole.plus(cost, times)
+    return whole
+
+
+def _parts_of(
+    rates: Rates, kind: RequestKind, *, crowded: bool
+) -> tuple[str, list[tuple[str, float, Cost]]]:
+    """Return a kind's model and what it is made of: a label, how often, and what it takes once."""
+    door = rates.door(crowded=crowded)
+    parts = [("the door", 1.0, door)]
+    more = kind.count - 1
+    if kind.task in ("embed", "rerank"):
+        task: Measured = kind.task
+        model = rates.model_for(task, kind.model)
+        one, each = rates.cost(task, model, kind.count, kind.tokens, crowded=crowded)
+        text = "text" if task == "embed" else "passage"
+        parts.append((f"a {text} of {kind.tokens} tokens", 1.0, one.plus(door, -1)))
+        if more:
+            parts.append((f"another {text} in the same request", float(more), each))
+    elif kind.task == "query":
+        model = rates.model_for("query", kind.model)
+        found = rates.query(model, kind.passages or 0, crowded=crowded)
+        label = f"its question embedded, {kind.passages:,} passages searched"
+        parts.append((label, 1.0, found.plus(door, -1)))
+    elif kind.task == "write":
+        model = rates.model_for("write", kind.model)
+        longest = max(p.tokens for p in rates.points if p.task == "write" and p.model == model)
+        one, each = rates.cost("write", model, kind.count, longest, crowded=crowded)
+        label = f"a document of {longest} tokens, embedded and written"
+        parts.append((label, 1.0, one.plus(door, -1)))
+        if more:
+            parts.append(("another document in the same request", float(more), each))
+        if kind.tokens != longest:
+            there = rates.cost("embed", model, 1, longest, crowded=crowded)[1]
+            here = rates.cost("embed", model, 1, kind.tokens, crowded=crowded)[1]
+            label = f"a document of {kind.tokens} tokens instead of {longest}"
+            parts.append((label, float(kind.count), here.plus(there, -1)))
+    else:
+        model = rates.model_for("answer", kind.model)
+        parts += _answer_parts(rates, kind, model, door, crowded=crowded)
+    return model, parts
+
+
+def _answer_parts(
+    rates: Rates, kind: RequestKind, model: str, door: Cost, *, crowded: bool
+) -> list[tuple[str, float, Cost]]:
+    """An answer: perhaps a search, passages compressed, a prompt read, tokens written."""
+    parts: list[tuple[str, float, Cost]] = []
+    if kind.passages is not None:
+        finder = rates.model_for("query", None)
+        found = rates.query(finder, kind.passages, crowded=crowded)
+        label = f"its question embedded, {kind.passages:,} passages searched"
+        parts.append((label, 1.0, found.plus(door, -1)))
+    one, each = rates.cost("compress", model, kind.count, kind.tokens, crowded=crowded)
+    parts.append((f"a passage of {kind.tokens} tokens compressed", 1.0, one.plus(door, -1)))
+    if kind.count > 1:
+        parts.append(("another passage compressed", float(kind.count - 1), each))
+    short, long = rates.answers(model, crowded=crowded)
+    there, more = rates.cost("compress", model, short.count, short.tokens, crowded=crowded)
+    compressed = there.plus(more, short.count - 1)
+    first = rates.cost_of(short).plus(compressed, -1)
+    parts.append(("prompt read, first token written", 1.0, first))
+    written = long.output - short.output
+    # The same number of tokens alone and in a crowd, whatever each happened to write.
+    output = kind.output or rates.answers(model, crowded=False)[1].output
+    if written > 0 and output > 1:
+        rest = rates.cost_of(long).plus(rates.cost_of(short), -1)
+        token = Cost(*(part / written for part in (rest.work, rest.loop, rest.seconds)))
+        parts.append(("another token written", output - 1, token))
+    return parts
+
+
+def _variation(rates: Rates, kind: RequestKind, model: str) -> tuple[float, float]:
+    """Return p95 over the mean of the nearest measured point, alone, and its variation."""
+    points = [
+        point
+        for point in rates.points
+        if (point.task, point.model, point.callers, point.door) == (kind.task, model, 1, "rest")
+    ]
+
+    def distance(number: int) -> float:
+        point = points[number]
+        return abs(math.log(point.count * max(1, point.tokens) / (kind.count * kind.tokens)))
+
+    point = points[min(range(len(points)), key=distance)]
+    return point.p95_seconds / point.seconds, point.scv
+
+
+def load_of(kinds: Sequence[KindCost], rates: Sequence[float], servers: int) -> tuple[float, float]:
+    """Return utilisation, and what it would be in a crowd; 1 or more: they cannot keep up.
+
+    Args:
+        rates: Requests a second of each kind on this machine.
+        servers: Of the machine.
+    """
+    alone, crowded = (
+        sum(rate * part for rate, part in zip(rates, parts, strict=True)) / servers
+        for parts in ([k.alone.work for k in kinds], [k.crowded.work for k in kinds])
+    )
+    if crowded >= 1:
+        return crowded, crowded
+    # Where a crowd costs more than one alone, as it may by a little, the crowd's cost holds.
+    return (alone / (1 + alone - crowded) if alone > crowded else crowded), crowded
+
+
+def row_of(
+    kinds: Sequence[KindCost], traffic: Sequence[Traffic], servers: int, machines: int
+) -> Row:
+    """Return how so many machines do, the traffic spread evenly and at random."""
+    rates = [line.rate / machines for line in traffic]
+    load, _ = load_of(kinds, rates, servers)
+    loop = sum(rate * kind.crowded.loop for rate, kind in zip(rates, kinds, strict=True))
+    if load >= 1 or loop >= 1:
+        return Row(machines, load, loop, (), math.inf, math.inf)
+    # Work at this load; scaled so that the queue is as full as the machine is.
+    services = [
+        Service(rate, kind.work(load), kind.scv) for rate, kind in zip(rates, kinds, strict=True)
+    ]
+    short = [service for service, kind in zip(services, kinds, strict=True) if kind.short]
+    long = [service for service, kind in zip(services, kinds, strict=True) if not kind.short]
+    first, then, stretch = short_first(servers, short, long)
+    waits: list[Wait] = [first if kind.short else then for kind in kinds]
+    own = [kind.seconds(load) * (1 if kind.short else stretch) for kind in kinds]
+    p95 = tuple(
+        max(kind.bare_p95, seconds + wait.quantile(SHARE))
+        for kind, seconds, wait in zip(kinds, own, waits, strict=True)
+    )
+    together = mixed_quantile(list(zip(rates, own, waits, strict=True)), SHARE)
+    streams = sum(
+        rate * (seconds + wait.mean)
+        for rate, seconds, wait, kind in zip(rates, own, waits, kinds, strict=True)
+        if kind.kind.task == "answer"
+    )
+    return Row(machines, load, loop, p95, together, streams)
+
+
+def capacity_of(
+    kinds: Sequence[KindCost], traffic: Sequence[Traffic], servers: int
+) -> tuple[float, str]:
+    """Return the requests a second at which a machine is full, and what of it is."""
+    whole = total_rate(traffic)
+    work = sum(k.crowded.work * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
+    loop = sum(k.crowded.loop * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
+    by_servers, by_loop = servers / work, (1 / loop if loop else math.inf)
+    return min((by_servers, "servers"), (by_loop, "event loop"))
+
+
+def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
+    """Return how many machines a traffic needs, and how they do.
+
+    Args:
+        rates: Of one machine.
+        traffic: At least one kind.
+        target: What is wanted.
+
+    Raises:
+        InputError, ModelNotFound: A rate was not measured; the target is below what one request
+            takes alone; it would take more than ``MOST_MACHINES``.
+    """
+    kinds = tuple(cost_of_kind(rates, line.kind, target) for line in traffic)
+    for kind in kinds:
+        if kind.bare_p95 * 1000 > target.p95_ms:
+            raise InputError.at(
+                "--p95-ms",
+                f"p95 of {target.p95_ms:g} ms cannot be met: one request `{kind.kind.name}` alone "
+                f"takes {kind.bare_p95 * 1000:.1f} ms here, on any number of such machines",
+                target.p95_ms,
+            )
+    capacity, bound = capacity_of(kinds, traffic, rates.servers)
+    machines = max(1, math.ceil(total_rate(traffic) / capacity))
+    rows: list[Row] = []
+    while True:
+        row = row_of(kinds, traffic, rates.servers, machines)
+        rows.append(row)
+        slow = any(p95 * 1000 > target.p95_ms for p95 in row.p95)
+        if row.holds and not slow and max(row.utilisation, row.loop) <= target.most_load:
+            break
+        # By a fiftieth a time where there are many: what a plan rests on is no closer.
+        machines += max(1, machines // 50)
+        if machines > MOST_MACHINES:
+            raise InputError.at("rate", f"more than {MOST_MACHINES} machines", total_rate(traffic))
+    passages = max((kind.kind.passages or 0 for kind in kinds), default=0)
+    extra = max(0.0, math.ceil(row.streams) - rates.crowd)
+    memory = rates.memory.peak + int(extra) * rates.memory.stream + passages * rates.memory.passage
+    everything = machines + target.spare
+    return Plan(
+        kinds=kinds,
+        traffic=tuple(traffic),
+        capacity=capacity,
+        bound=bound,
+        rows=tuple(rows),
+        needed=machines,
+        spare=target.spare,
+        memory_bytes=memory,
+        machine_bytes=math.ceil(memory / target.memory_share),
+        streams=row.streams,
+        passages=passages,
+        cost_a_month=everything * target.cost_an_hour * HOURS_A_MONTH,
+    )

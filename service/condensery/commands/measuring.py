@@ -1,0 +1,482 @@
+"""A server of our own, each kind of request sent to it, and what that cost: ``bench rates``."""
+
+import http.client
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from condensery.capacity import machine
+from condensery.capacity.rates import Measured, MeasuredModel, Memory, Point
+from condensery.client.grpc import GrpcClient
+from condensery.client.rest import Client
+from condensery.commands.common import print_note
+from condensery.errors import InputError, StartError, shorten
+from condensery.stubs import tei_v1_pb2 as tei
+from condensery.values import Document
+
+START_SECONDS = 600.0
+STOP_SECONDS = 60.0
+REPLY_SECONDS = 120.0
+LEAST_REQUESTS = 3  # of each caller, whatever the time
+BODIES = 16  # different requests of one kind, sent in turn
+LIST = 16  # texts of the longer requests
+LENGTHS = (8, 32, 128)  # tokens, and as many as a model reads
+PAIR_LENGTHS = (32, 96)  # of passages; and as many as fit beside a question
+QUESTION_ROOM = 35
+ANSWER_PASSAGES, ANSWER_LENGTH, ANSWER_TOKENS = 5, 96, 32
+WRITE_LENGTH = 85
+CHARACTERS = 4.33  # a token, of the samples by WordPiece: where no encoder's tokenizer is there
+INDEX = "rates"
+LEAST_INDEX = 1000
+FILL = 1000  # passages a write
+WRITTEN = "rates-written"
+TOKENIZE = "/tei.v1.Tokenize/Tokenize"
+# What a server of ours must not take over from the environment: where it listens, and its keys.
+NOT_TAKEN = ("HOST", "PORT", "GRPC_PORT", "API_KEY", "KEYS_FILE", "TLS_CERT", "TLS_KEY", "DATA_DIR")
+
+
+def crowd_of(cores: int) -> int:
+    """Return how many callers keep so many cores busy, with requests that wait for each other."""
+    return min(64, max(8, 4 * cores))
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that is measured, on this machine."""
+
+    pid: int
+    port: int
+    grpc: str
+
+    def post(self, path: str, body: Any) -> Any:
+        """Send one request, and return its parsed reply.
+
+        Raises:
+            StartError: It is no 200.
+        """
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REPLY_SECONDS)
+        try:
+            return json.loads(send_post(connection, path, json.dumps(body).encode()))
+        finally:
+            connection.close()
+
+    def make_index(self, name: str, encoder: str) -> None:
+        """Make an index of an encoder's vectors."""
+        with Client(f"http://127.0.0.1:{self.port}") as client:
+            client.create_index(name, encoder=encoder)
+
+
+def send_post(connection: http.client.HTTPConnection, path: str, body: bytes) -> bytes:
+    """Send a request over a connection that is kept, and return the reply's body.
+
+    Raises:
+        StartError: The reply is no 200: what is measured would be something else.
+    """
+    connection.request("POST", path, body, {"content-type": "application/json"})
+    reply = connection.getresponse()
+    content = reply.read()
+    if reply.status != 200:
+        text = shorten(content.decode(errors="replace"))
+        raise StartError(f"POST {path} got {reply.status} while it was measured: {text}")
+    return content
+
+
+@contextmanager
+def running_server(flags: Sequence[str], log: Path) -> Iterator[RunningServer]:
+    """Start ``condensery serve`` with flags, on free ports; ended after the block.
+
+    Raises:
+        StartError: It did not start; the message has the end of what it printed.
+    """
+    program = "import sys; from condensery.cli import main; sys.exit(main())"
+    where = ["--no-samples", "--host", "127.0.0.1", "--port", "0", "--grpc-port", "0"]
+    command = [sys.executable, "-c", program, "serve", *flags, *where]
+    kept = {name: value for name, value in os.environ.items() if not _is_left(name)}
+    print_note("starting a server")
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=kept)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while "condensery: try:" not in (text := log.read_text(errors="replace")):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise StartError(f"the server to measure did not start: {text[-1500:].strip()}")
+            time.sleep(0.1)
+        rest, grpc = re.search(r"REST on http://\S+:(\d+)", text), re.search(r"gRPC on (\S+)", text)
+        if rest is None or grpc is None:
+            raise StartError(f"the server does not say where it listens: {text[-1500:].strip()}")
+        yield RunningServer(process.pid, int(rest[1]), grpc[1])
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_left(name: str) -> bool:
+    return name.startswith("CONDENSERY_") and name.removeprefix("CONDENSERY_") in NOT_TAKEN
+
+
+def find_models(
+    server: RunningServer, wanted: Sequence[str] | None
+) -> tuple[list[MeasuredModel], str]:
+    """Return the models that serve, or those wanted, defaults first; and the device.
+
+    Raises:
+        InputError: One that is wanted does not serve; or there is none to measure.
+    """
+    with Client(f"http://127.0.0.1:{server.port}") as client:
+        infos = [info for info in client.models() if info.alias_of is None]
+    names = [info.name for info in infos]
+    for name in wanted or ():
+        if name not in names:
+            known = ", ".join(names)
+            wrong = f"{shorten(name)} does not serve here; these do: {known}"
+            raise InputError.at("--models", wrong, name)
+    sizes = _weights(server)
+    models = [
+        MeasuredModel(
+            info.name,
+            info.kind,
+            info.version,
+            info.fingerprint,
+            info.dtype,
+            info.device,
+            info.max_tokens,
+            dims=info.dims or 0,
+            scores=info.kind == "reranker" or bool(info.pair and info.pair.scores),
+            bytes=sizes.get(info.name, 0),
+        )
+        for info in infos
+        if not wanted or info.name in wanted
+    ]
+    if not any(model.kind in ("encoder", "oscar-pair", "reranker") for model in models):
+        raise InputError.at("--models", "no encoder, pair or reranker is among them", wanted)
+    return models, models[0].device
+
+
+def _weights(server: RunningServer) -> dict[str, int]:
+    """Return the bytes of each model's weights, from the server's metrics."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=REPLY_SECONDS)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    sizes: dict[str, int] = {}
+    for line in re.findall(r"^condensery_model_memory_bytes\{.*$", text, re.MULTILINE):
+        name = re.search(r'model="([^"]*)"', line)
+        if name is not None:
+            sizes[name[1]] = sizes.get(name[1], 0) + int(float(line.rsplit(" ", 1)[1]))
+    return sizes
+
+
+def read_samples() -> tuple[list[str], list[str]]:
+    """Return the questions and the passages of the sample index."""
+    folder = files("condensery.samples")
+    lines = [
+        folder.joinpath(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        for name in ("questions", "passages")
+    ]
+    questions, passages = ([json.loads(line) for line in some] for some in lines)
+    return [line["question"] for line in questions], [line["text"] for line in passages]
+
+
+class Texts:
+    """Questions and passages of the samples, passages cut to a length in tokens.
+
+    Args:
+        server: Whose default encoder's tokenizer counts.
+        counts: Whether it has an encoder; else tokens are so many characters.
+    """
+
+    def __init__(self, server: RunningServer, *, counts: bool) -> None:
+        self._server = server
+        self._counts = counts
+        self.questions, passages = read_samples()
+        self._whole = " ".join(passages)
+        self._made: dict[int, list[str]] = {}
+
+    def of_length(self, tokens: int) -> list[str]:
+        """Return ``BODIES * LIST`` texts of so many tokens each, the special ones included."""
+        if tokens not in self._made:
+            count, size = BODIES * LIST, int(CHARACTERS * 1.5 * tokens) + 40
+            whole = self._whole * (1 + size // len(self._whole))
+            step = (len(whole) - size) // count
+            rough = [whole[n * step :][:size].partition(" ")[2] for n in range(count)]
+            if self._counts:
+                texts = [
+                    text
+                    for n in range(0, count, 64)
+                    for text in self._cut(rough[n : n + 64], tokens)
+                ]
+            else:
+                texts = [text[: int(CHARACTERS * tokens)] for text in rough]
+            self._made[tokens] = texts
+        return self._made[tokens]
+
+    def lists(self, tokens: int, count: int) -> list[list[str]]:
+        """Return ``BODIES`` lists of so many texts."""
+        texts = itertools.cycle(self.of_length(tokens))
+        return [list(itertools.islice(texts, count)) for _ in range(BODIES)]
+
+    def _cut(self, texts: Sequence[str], tokens: int) -> Iterator[str]:
+        """Cut each after the last token that leaves room for the special ones."""
+        found = self._server.post("/tokenize", {"inputs": list(texts)})
+        for text, pieces in zip(texts, found, strict=True):
+            ends = [piece["stop"] for piece in pieces if not piece["special"]]
+            room = max(1, tokens - (len(pieces) - len(ends)))
+            yield text[: ends[min(room, len(ends)) - 1]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A kind of request that is measured.
+
+    Attributes:
+        point: What it is; its figures are still zero.
+        path: Of REST.
+        bodies: Sent in turn.
+    """
+
+    point: Point
+    path: str
+    bodies: Sequence[bytes]
+
+
+def measure_all(
+    server: RunningServer, models: Sequence[MeasuredModel], seconds: float, index_passages: int
+) -> tuple[list[Point], Memory]:
+    """Measure every kind of request that the models can do.
+
+    Args:
+        models: From ``find_models``.
+        seconds: For all of it, about.
+        index_passages: Of the larger index.
+
+    Raises:
+        StartError: A request failed.
+    """
+    start, _ = machine.memory_bytes(server.pid)
+    encoders = [model for model in models if model.kind == "encoder"]
+    texts = Texts(server, counts=bool(encoders))
+    crowd = crowd_of(len(os.sched_getaffinity(0)))
+    probes = [probe for model in models for probe in probes_of(model, texts)]
+    if encoders:
+        probes += [*door_probes(texts), *write_probes(server, encoders[0], texts)]
+    searches = 2 if encoders else 0
+    each = seconds / (2 * (len(probes) + searches))
+    points: list[Point] = []
+    held: dict[int, int] = {}  # by callers, once answers were measured
+    for probe in probes:
+        for callers in (1, crowd):
+            points.append(measure(server, probe, callers, each))
+            if probe.point.task == "answer":
+                held[callers] = machine.memory_bytes(server.pid)[0]
+    _, peak = machine.memory_bytes(server.pid)
+    passage = 0
+    for before, size in ((0, LEAST_INDEX), (LEAST_INDEX, index_passages))[:searches]:
+        empty, _ = machine.memory_bytes(server.pid)
+        fill_index(server, encoders[0], before, size)
+        full, _ = machine.memory_bytes(server.pid)
+        passage = max(0, full - empty) // max(1, size - before)
+        probe = query_probe(encoders[0], texts, size)
+        points += [measure(server, probe, callers, each) for callers in (1, crowd)]
+    stream = max(0, held[crowd] - held[1]) // (crowd - 1) if held else 0
+    return points, Memory(start, peak, stream, passage)
+
+
+def blank(task: Measured, model: str = "", count: int = 1, tokens: int = 0, **more: Any) -> Point:
+    """Return a point that is not measured yet."""
+    return Point(task, model, 0, count, tokens, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, **more)
+
+
+def make_probe(point: Point, path: str, bodies: Sequence[Any]) -> Probe:
+    """Return a probe of REST, its bodies as they are sent."""
+    return Probe(point, path, [json.dumps(body).encode() for body in bodies])
+
+
+def probes_of(model: MeasuredModel, texts: Texts) -> Iterator[Probe]:
+    """Yield what a model can do."""
+    if model.kind == "encoder":
+        for tokens in _lengths(LENGTHS, model.max_tokens):
+            for count in (1, LIST):
+                lists = texts.lists(tokens, count)
+                bodies = [{"model": model.name, "input": some} for some in lists]
+                point = blank("embed", model.name, count, tokens)
+                yield make_probe(point, "/v1/embeddings", bodies)
+    elif model.kind in ("oscar-pair", "reranker"):
+        for tokens in _lengths(PAIR_LENGTHS, model.max_tokens - QUESTION_ROOM):
+            for count in (1, LIST):
+                asked = list(zip(texts.questions, texts.lists(tokens, count), strict=False))
+                bodies = [{"model": model.name, "query": q, "documents": some} for q, some in asked]
+                if model.scores:
+                    point = blank("rerank", model.name, count, tokens)
+                    yield make_probe(point, "/v1/rerank", bodies)
+                if model.kind == "oscar-pair":
+                    bodies = [{**body, "return": "stats"} for body in bodies]
+                    point = blank("compress", model.name, count, tokens)
+                    yield make_probe(point, "/v1/compress", bodies)
+    if model.kind == "oscar-pair":
+        lists = texts.lists(ANSWER_LENGTH, ANSWER_PASSAGES)
+        for most in (1, ANSWER_TOKENS):
+            how: dict[str, Any] = {"model": model.name, "max_tokens": most, "min_relevance": 0}
+            asked = list(zip(texts.questions, lists, strict=False))
+            bodies = [{"query": q, "documents": some, **how} for q, some in asked]
+            point = blank("answer", model.name, ANSWER_PASSAGES, ANSWER_LENGTH)
+            yield make_probe(point, "/v1/rag/answer", bodies)
+
+
+def _lengths(lengths: Sequence[int], longest: int) -> list[int]:
+    """Return those that a model reads, and the longest."""
+    return sorted({*(length for length in lengths if length < longest), longest})
+
+
+def door_probes(texts: Texts) -> Iterator[Probe]:
+    """Yield what goes through a door and back, and through no model: a question cut into tokens."""
+    questions = texts.questions[:BODIES]
+    yield make_probe(blank("door"), "/tokenize", [{"inputs": question} for question in questions])
+    messages = [tei.EncodeRequest(inputs=question) for question in questions]
+    bodies = [message.SerializeToString() for message in messages]
+    yield Probe(blank("door", door="grpc"), TOKENIZE, bodies)
+
+
+def write_probes(server: RunningServer, encoder: MeasuredModel, texts: Texts) -> Iterator[Probe]:
+    """Yield writes of documents that the server embeds, over and over the same ids."""
+    server.make_index(WRITTEN, encoder.name)
+    length = min(WRITE_LENGTH, encoder.max_tokens)
+    for count in (1, LIST):
+        bodies = [
+            {"documents": [{"id": f"{n}-{place}", "text": text} for place, text in enumerate(some)]}
+            for n, some in enumerate(texts.lists(length, count))
+        ]
+        point = blank("write", encoder.name, count, length)
+        yield make_probe(point, f"/v1/indexes/{WRITTEN}/documents", bodies)
+
+
+def query_probe(encoder: MeasuredModel, texts: Texts, passages: int) -> Probe:
+    """Return searches of the index that ``fill_index`` filled."""
+    bodies = [{"query": question, "top_k": 10} for question in texts.questions[:BODIES]]
+    return make_probe(
+        blank("query", encoder.name, passages=passages), f"/v1/indexes/{INDEX}/query", bodies
+    )
+
+
+def fill_index(server: RunningServer, encoder: MeasuredModel, first: int, last: int) -> None:
+    """Write passages of these numbers, their vectors random: a flat search looks at all alike."""
+    if not first:
+        server.make_index(INDEX, encoder.name)
+    chance = np.random.default_rng(first)
+    with GrpcClient(server.grpc, timeout=REPLY_SECONDS) as client:
+        for begin in range(first, last, FILL):
+            ids = range(begin, min(begin + FILL, last))
+            vectors = chance.standard_normal((len(ids), encoder.dims)).astype(np.float32)
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            documents = [Document(str(number), f"passage {number}") for number in ids]
+            client.upsert(INDEX, documents, vectors=vectors, fingerprint=encoder.fingerprint)
+
+
+def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -> Point:
+    """Let so many callers send a kind of request one after another, and say what it cost.
+
+    Raises:
+        StartError: A request failed.
+    """
+    over_grpc = probe.point.door == "grpc"
+    times: list[float] = []
+    written: list[int] = []
+    failures: list[StartError] = []
+    turn = itertools.count()
+    begun, _ended = threading.Barrier(callers + 1), threading.Barrier(callers + 1)
+    until = [0.0]
+
+    def call() -> None:
+        send = (open_grpc if over_grpc else open_rest)(server, probe.path)
+        own: list[float] = []
+        try:
+            send(probe.bodies[next(turn) % len(probe.bodies)])  # a new shape prepares its products
+            begun.wait()
+            while len(own) < LEAST_REQUESTS or time.perf_counter() < until[0]:
+                body = probe.bodies[next(turn) % len(probe.bodies)]
+                sent = time.perf_counter()
+                reply = send(body)
+                own.append(time.perf_counter() - sent)
+                if probe.point.task == "answer":
+                    written.append(json.loads(reply)["usage"]["completion_tokens"])
+        except StartError as failure:
+            failures.append(failure)
+            begun.abort()
+        except threading.BrokenBarrierError:
+            pass
+        times.extend(own)
+
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    try:
+        until[0] = time.perf_counter() + seconds
+        begun.wait()
+    except threading.BrokenBarrierError:
+        pass
+    began, until[0] = time.perf_counter(), time.perf_counter() + seconds
+    cores, loop = machine.cpu_seconds(server.pid), machine.loop_seconds(server.pid)
+    for thread in threads:
+        thread.join()
+    took = time.perf_counter() - began
+    if failures:
+        raise failures[0]
+    cores = machine.cpu_seconds(server.pid) - cores
+    loop = machine.loop_seconds(server.pid) - loop
+    mean, count = statistics.fmean(times), len(times)
+    point = replace(
+        probe.point,
+        callers=callers,
+        requests=count,
+        seconds=mean,
+        p95_seconds=sorted(times)[min(count - 1, int(0.95 * count))],
+        scv=statistics.pvariance(times) / mean**2,
+        throughput=count / took,
+        core_seconds=max(cores, 1e-6) / count,
+        loop_seconds=loop / count,
+        output=statistics.fmean(written) if written else 0.0,
+    )
+    print_note(
+        f"{point.label}, {point.model or point.door}, {callers} at once: "
+        f"{1000 * point.core_seconds:.2f} core-ms, {1000 * mean:.2f} ms"
+    )
+    return point
+
+
+def open_rest(server: RunningServer, path: str) -> Callable[[bytes], bytes]:
+    """Open a connection, and return what sends a body over it."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=REPLY_SECONDS)
+    return lambda body: send_post(connection, path, body)
+
+
+def open_grpc(server: RunningServer, path: str) -> Callable[[bytes], bytes]:
+    """Open a channel, and return what sends a message over it."""
+    method: Any = grpc.insecure_channel(server.grpc).unary_unary(path)
+
+    def send(body: bytes) -> bytes:
+        try:
+            reply: bytes = method(body, timeout=REPLY_SECONDS)
+        except grpc.RpcError as error:
+            code = getattr(error, "code", lambda: None)()
+            raise StartError(f"gRPC {path} failed while it was measured: {code}") from error
+        return reply
+
+    return send

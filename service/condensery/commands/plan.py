@@ -1,0 +1,338 @@
+"""``condensery plan``: how many machines a traffic needs, and the arithmetic of it."""
+
+import argparse
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+from condensery import __version__
+from condensery.capacity import machine
+from condensery.capacity.plan import HOURS_A_MONTH, Plan, Row, Target, make_plan
+from condensery.capacity.rates import MeasuredModel, Rates, read_rates
+from condensery.capacity.traffic import (
+    MIXES,
+    PROFILES,
+    Mix,
+    parse_request,
+    read_mix,
+    total_rate,
+    traffic_of,
+)
+from condensery.commands.common import Parsers, format_table, print_note
+from condensery.errors import InputError, shorten
+
+FOREIGN_CORES = 0.1  # used by others while rates were measured: more is told
+GIB = 2**30
+DESCRIPTION = (
+    "Say how many machines a traffic needs for a latency, their memory and cost, and why: each line"
+    " of the arithmetic with its measured rate. Rates are what `condensery bench rates` wrote. The"
+    " traffic is --request, a --mix file, or a load test's --profile."
+)
+
+
+def add_plan(parsers: Parsers) -> None:
+    """Add ``plan``."""
+    parser = parsers.add_parser(
+        "plan", help="how many machines a traffic needs, and why", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "--rates",
+        type=Path,
+        default=Path("rates.json"),
+        metavar="FILE",
+        help="what the machine was measured at (default: %(default)s)",
+    )
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument(
+        "--request",
+        action="append",
+        metavar="LINE",
+        help='"RATE/s TASK [COUNT] [tokens=N] [output=N] [passages=N] [model=NAME]", TASK one of'
+        ' embed, rerank, query, answer, write: "2/s rerank 32 tokens=120"; again for each kind',
+    )
+    traffic.add_argument(
+        "--mix",
+        metavar="FILE",
+        help="a JSON file: `requests` (such lines), perhaps `p95_ms` and `cost_an_hour`;"
+        f" or, with --profile, one of {', '.join(MIXES)} (default: mix)",
+    )
+    traffic.add_argument(
+        "--profile", choices=sorted(PROFILES), help="a load test's, at its highest rate"
+    )
+    traffic.add_argument(
+        "--rate", type=float, metavar="R", help="requests a second of all kinds together instead"
+    )
+    wanted = parser.add_argument_group("what is wanted")
+    wanted.add_argument("--p95-ms", type=float, metavar="MS", help="of every kind of request")
+    wanted.add_argument(
+        "--utilisation",
+        type=float,
+        default=0.8,
+        metavar="SHARE",
+        help="of a machine, at most, whatever the latencies (default: %(default)s)",
+    )
+    wanted.add_argument(
+        "--spare",
+        type=int,
+        default=1,
+        metavar="N",
+        help="machines that may be lost (default: %(default)s)",
+    )
+    wanted.add_argument("--cost-an-hour", type=float, metavar="COST", help="of one machine")
+    wanted.add_argument(
+        "--grpc-share",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the requests that come over gRPC; the rest is REST (default: %(default)s)",
+    )
+    wanted.add_argument(
+        "--elsewhere-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="core-milliseconds that a request takes of the same machine outside the server: a"
+        " proxy, a load generator (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Print a plan."""
+    mix = read_traffic(args)
+    target = read_target(args, mix)
+    rates = read_rates(args.rates)
+    for line in find_doubts(rates):
+        print_note(f"note: {line}")
+    plan = make_plan(rates, mix.traffic, target)
+    if args.json:
+        content = {**asdict(plan), "machines": plan.machines, "doubts": find_doubts(rates)}
+        print(json.dumps(_finite(content), ensure_ascii=False))
+    else:
+        print(format_plan(plan, rates, target))
+    return 0
+
+
+def read_traffic(args: argparse.Namespace) -> Mix:
+    """Return the traffic of the arguments.
+
+    Raises:
+        InputError: There is none, or more than one; a line or the file is wrong.
+    """
+    given = [args.request, args.profile, None if args.profile else args.mix]
+    if sum(value is not None for value in given) != 1:
+        raise InputError("give one of --request (as often as needed), --mix FILE and --profile")
+    if args.rate is not None and not 0 < args.rate < math.inf:
+        raise InputError.at("--rate", f"{args.rate:g} is not above 0", args.rate)
+    if args.profile:
+        name = args.mix or "mix"
+        if name not in MIXES:
+            known = ", ".join(MIXES)
+            raise InputError.at("--mix", f"{shorten(name)} is not one of {known}", name)
+        profile = PROFILES[args.profile]
+        return Mix(traffic_of(MIXES[name], args.rate or profile.peak), profile.p95_ms or None)
+    if args.request is not None:
+        mix = Mix(tuple(parse_request(line) for line in args.request))
+    else:
+        mix = read_mix(Path(args.mix))
+    if args.rate is None:
+        return mix
+    factor = args.rate / total_rate(mix.traffic)
+    lines = tuple(type(line)(line.kind, line.rate * factor) for line in mix.traffic)
+    return Mix(lines, mix.p95_ms, mix.cost_an_hour)
+
+
+def read_target(args: argparse.Namespace, mix: Mix) -> Target:
+    """Return what is wanted; flags come before what the traffic's file says.
+
+    Raises:
+        InputError: A value is out of its range.
+    """
+    p95 = mix.p95_ms if args.p95_ms is None else args.p95_ms
+    cost = mix.cost_an_hour if args.cost_an_hour is None else args.cost_an_hour
+    ranges = (
+        ("--p95-ms", p95, 0.001, 1e9),
+        ("--cost-an-hour", cost, 0, 1e9),
+        ("--utilisation", args.utilisation, 0.01, 0.99),
+        ("--spare", args.spare, 0, 1000),
+        ("--grpc-share", args.grpc_share, 0, 1),
+        ("--elsewhere-ms", args.elsewhere_ms, 0, 1e6),
+    )
+    for flag, value, least, most in ranges:
+        if value is not None and not least <= value <= most:
+            raise InputError.at(flag, f"{value:g} is not from {least:g} to {most:g}", value)
+    return Target(
+        p95_ms=p95 or math.inf,
+        most_load=args.utilisation,
+        spare=args.spare,
+        cost_an_hour=cost or 0.0,
+        elsewhere=args.elsewhere_ms / 1000,
+        grpc_share=args.grpc_share,
+    )
+
+
+def find_doubts(rates: Rates) -> list[str]:
+    """Return what about the rates may not hold here and now, a line each."""
+    doubts = []
+    here = machine.describe_machine()
+    measured = {name: rates.machine.get(name) for name in ("cpu", "kind", "cores")}
+    own = {name: here[name] for name in measured}
+    if measured != own:
+        doubts.append(f"the rates are another machine's: {_tell(measured)}; this is {_tell(own)}")
+    version = rates.versions.get("condensery", "unknown")
+    if version != __version__:
+        doubts.append(f"the rates are condensery {version}'s, and this is {__version__}")
+    if rates.foreign_cores > FOREIGN_CORES:
+        doubts.append(
+            f"other processes used {rates.foreign_cores:.2f} cores while the rates were measured:"
+            " times by the clock are too long"
+        )
+    if rates.device != "cpu":
+        doubts.append(
+            f"on {rates.device} a request's work is the time that its callers kept it busy: no plan"
+            " of this kind was checked against a load yet"
+        )
+    return doubts
+
+
+def _tell(about: dict[str, object]) -> str:
+    return f"{about['cores']} cores of {about['cpu']} ({about['kind']})"
+
+
+def format_plan(plan: Plan, rates: Rates, target: Target) -> str:
+    """Return a plan for people: what is needed, and the arithmetic below it."""
+    rate = total_rate(plan.traffic)
+    row = plan.row
+    unit = "cores" if rates.device == "cpu" else "device"
+    memory = rates.machine.get("memory_bytes", 0)
+    fits = ", which it has" if plan.memory_bytes <= memory else f", but it has {memory / GIB:.1f}"
+    lines = [
+        f"{plan.needed} machine{'s' * (plan.needed > 1)} for {rate:g} requests a second"
+        + (f", p95 of each kind within {target.p95_ms:g} ms" if target.p95_ms < math.inf else "")
+        + f"; {plan.machines} with {plan.spare} that may be lost",
+        (
+            f"each: {_tell(rates.machine)}, {plan.memory_bytes / GIB:.1f} GiB for the server{fits};"
+            f" {plan.machine_bytes / GIB:.1f} GiB with a fifth left free"
+        ),
+        (
+            f"busy: {row.utilisation:.0%} of {unit}, {row.loop:.0%} of the event loop, with the"
+            f" spare ones lost; one machine's limit is {plan.capacity:.1f} requests a second of this mix"
+            f" ({plan.bound}), {plan.needed * plan.capacity / rate:.1f} times what comes"
+        ),
+    ]
+    if target.cost_an_hour:
+        lines.append(
+            f"cost: {plan.machines} x {target.cost_an_hour:g} an hour x {HOURS_A_MONTH:g} hours ="
+            f" {plan.cost_a_month:,.2f} a month"
+        )
+    lines += ["", format_kinds(plan, row), "", format_rows(plan), "", *format_why(plan, rates)]
+    return "\n".join(lines)
+
+
+def format_kinds(plan: Plan, row: Row) -> str:
+    """Return the kinds of requests and how each does on the machines that are needed."""
+    head = ("REQUEST", "A SECOND", "MODEL", "CORE-MS ALONE", "IN A CROWD", "P95 ALONE", "P95 THEN")
+    cells = [
+        (
+            kind.kind.name,
+            f"{line.rate:g}",
+            kind.model,
+            f"{1000 * kind.alone.work:.2f}",
+            f"{1000 * kind.crowded.work:.2f}",
+            f"{1000 * kind.bare_p95:.1f} ms",
+            f"{1000 * p95:.1f} ms",
+        )
+        for kind, line, p95 in zip(plan.kinds, plan.traffic, row.p95, strict=True)
+    ]
+    return format_table([head, *cells])
+
+
+def format_rows(plan: Plan) -> str:
+    """Return what fewer machines would do, the last row being what is needed."""
+    head = ("MACHINES", "UTILISATION", "EVENT LOOP", "P95 OF ALL", "WORST KIND'S P95")
+    cells = [
+        (
+            f"{row.machines}",
+            f"{row.utilisation:.0%}",
+            f"{row.loop:.0%}",
+            f"{1000 * row.all_p95:.1f} ms" if row.holds else "cannot keep up",
+            f"{1000 * max(row.p95):.1f} ms" if row.holds else "-",
+        )
+        for row in plan.rows[-6:]
+    ]
+    return format_table([head, *cells])
+
+
+def format_why(plan: Plan, rates: Rates) -> list[str]:
+    """Return the arithmetic, a line a step."""
+    row = plan.row
+    lines = [
+        (
+            f"measured {rates.date} by `{rates.command}`: condensery"
+            f" {rates.versions.get('condensery', '?')},"
+            f" {', '.join(f'{m.name} {m.version} ({m.dtype})' for m in _used(plan, rates))}"
+        ),
+        "",
+    ]
+    for kind in plan.kinds:
+        lines.append(f"{kind.kind.name}, core-ms alone / in a crowd of {rates.crowd}:")
+        lines += [
+            f"  {1000 * step.alone:9.3f} /{1000 * step.crowded:9.3f}"
+            + (f"  x {step.times:g}" if step.times != 1 else "")
+            + f"  {step.label}"
+            for step in kind.steps
+        ]
+        lines.append(f"  {1000 * kind.alone.work:9.3f} /{1000 * kind.crowded.work:9.3f}  in all")
+    lines += ["", *_queue_lines(plan, row, rates)]
+    return lines
+
+
+def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
+    rate, servers = total_rate(plan.traffic), rates.servers
+    pairs = list(zip(plan.traffic, plan.kinds, strict=True))
+    alone = sum(line.rate * kind.alone.work for line, kind in pairs) / rate
+    crowded = sum(line.rate * kind.crowded.work for line, kind in pairs) / rate
+    a, c = (rate * part / row.machines / servers for part in (alone, crowded))
+    lines = [
+        (
+            f"mean of the mix: {1000 * alone:.3f} core-ms alone, {1000 * crowded:.3f} in a crowd;"
+            f" limit of one machine = {servers} / {1000 * crowded:.3f} ms ="
+            f" {servers / crowded:.1f} a second"
+        ),
+        (
+            f"on each of {row.machines}: {rate / row.machines:.4g} a second; load A = {a:.3f}"
+            f" alone, C = {c:.3f} in a crowd; utilisation = A / (1 + A - C) ="
+            f" {row.utilisation:.3f}"
+        ),
+        (
+            f"waiting: M/G/{servers} by Allen and Cunneen, arrivals at random (Poisson), spread"
+            " evenly over machines, short requests (at most 512 tokens) first; p95 = service at"
+            " this load + the wait that 95 in 100 do not exceed, and never under that alone"
+        ),
+    ]
+    if plan.streams:
+        lines.append(f"answers at once on each: {plan.streams:.2f} (Little: rate x time)")
+    memory = rates.memory
+    lines.append(
+        f"memory: {memory.peak / GIB:.2f} GiB at most while {rates.crowd} callers were measured"
+        f" ({memory.start / GIB:.2f} after the start), {memory.stream / 2**20:.2f} MiB an answer"
+        f" beyond {rates.crowd} at once, {memory.passage / 1024:.2f} KiB a passage"
+        f" x {plan.passages:,}"
+    )
+    return lines
+
+
+def _used(plan: Plan, rates: Rates) -> list[MeasuredModel]:
+    names = {kind.model for kind in plan.kinds}
+    return [model for model in rates.models if model.name in names]
+
+
+def _finite(value: object) -> object:
+    """Return what JSON can hold: it has no infinity."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
