@@ -1,4 +1,4 @@
-"""What `condensery plan` foretells beside what a load test measures: the limit, and p95 below it.
+"""What `condensery plan` foretells beside what a load test measures: the capacity, and p95.
 
     python benchmarks/plan.py [--rates FILE] [--mix mix] [--seconds 60] [--share 0.65]
         [--out FILE.json] [--flags "..."]
@@ -7,13 +7,14 @@ Without --rates it measures them first (`condensery bench rates`, two and a half
 server of its own, with the index of samples, is loaded by the doors, texts and checks of the load
 tests (REST and gRPC by halves, every reply checked):
 
-1. closed loop, a crowd of callers that each draw from the mix: their requests a second are the
-   limit, which is held against the plan's;
-2. open loop, at random times (Poisson), at --share of the plan's limit: p95 of each kind and of
+1. closed loop, callers that each draw from the mix: their requests a second are the capacity, which
+   is held against the plan's;
+2. open loop, at random times (Poisson), at --share of the plan's capacity: p95 of each kind and of
    all, held against the plan's for that rate.
 
 The load runs on the same cores. What a request costs it is measured in 1, and the plan is told
-(`--elsewhere-ms`). Exits with 1 where the limit, or p95 of all requests, is off by over --within.
+(`--elsewhere-ms`). Exits with 1 where the capacity, or p95 of all requests, is off by more than
+--within.
 """
 
 import argparse
@@ -146,10 +147,10 @@ def written_tokens(server: Server, questions: int = 60) -> float:
 def foretell(
     rates: Rates, traffic: Sequence[Traffic], elsewhere: float
 ) -> tuple[float, Callable[[float], tuple[float, float, tuple[float, ...]]]]:
-    """Return the plan's limit, and what gives utilisation and p95s at a rate, seconds."""
+    """Return the plan's capacity, and what gives utilisation and p95s at a rate, seconds."""
     target = Target(elsewhere=elsewhere, grpc_share=0.5)
     kinds = [cost_of_kind(rates, line.kind, target) for line in traffic]
-    limit, _ = capacity_of(kinds, traffic, rates.servers)
+    capacity, _ = capacity_of(kinds, traffic, rates.servers)
     whole = sum(line.rate for line in traffic)
 
     def at(rate: float) -> tuple[float, float, tuple[float, ...]]:
@@ -157,7 +158,7 @@ def foretell(
         row = row_of(kinds, lines, rates.servers, 1)
         return row.utilisation, row.all_p95, row.p95
 
-    return limit, at
+    return capacity, at
 
 
 def main() -> int:
@@ -166,7 +167,7 @@ def main() -> int:
     parser.add_argument("--rates-seconds", type=float, default=150.0)
     parser.add_argument("--mix", choices=sorted(MIXES), default="mix")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the two loads")
-    parser.add_argument("--share", type=float, default=0.65, help="of the limit, in the second")
+    parser.add_argument("--share", type=float, default=0.65, help="of the capacity, in the second")
     parser.add_argument("--within", type=float, default=0.2, help="off by so much is a failure")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep the figures")
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
@@ -174,17 +175,19 @@ def main() -> int:
     recording = begin("../benchmarks/plan.py")
     flags, jobs = args.flags.split(), MIXES[args.mix]
     rates = read_rates(args.rates) if args.rates else measure_rates(flags, args.rates_seconds)
-    with workplace() as folder, serving(folder, ["--samples", *flags]) as server:
+    # The capacity is wanted, and no refusals before it.
+    patient = ["--samples", "--max-queue-seconds", "600", *flags]
+    with workplace() as folder, serving(folder, patient) as server:
         with Client(server.url) as client:
             client.create_index(WRITTEN)
         load = Load(server, jobs)
         load.closed(WARM_SECONDS)
         output = round(written_tokens(server))
         neighbours, own, cores = Neighbours(server), own_cpu_seconds(), server.cpu_seconds()
-        limit = load.closed(args.seconds)
+        capacity = load.closed(args.seconds)
         sent = sum(map(len, load.times.values()))
         elsewhere = (own_cpu_seconds() - own) / sent
-        server_cores = (server.cpu_seconds() - cores) / sent * limit
+        server_cores = (server.cpu_seconds() - cores) / sent * capacity
         traffic = [
             replace(line, kind=replace(line.kind, output=max(1, output)))
             if line.kind.task == "answer"
@@ -200,7 +203,7 @@ def main() -> int:
     utilisation, all_p95, p95 = at(sent_rate)
     kinds = {line.kind: seconds for line, seconds in zip(traffic, p95, strict=True)}
     rows = [
-        ("limit, requests/s", ours, limit),
+        ("capacity, requests/s", ours, capacity),
         ("server's cores at that rate", utilisation * rates.servers - elsewhere * sent_rate, busy),
         ("p95 of all, ms", 1000 * all_p95, 1000 * percentile(_all(load.times), 0.95)),
     ]
@@ -209,8 +212,8 @@ def main() -> int:
         kind = replace(kind, output=max(1, output)) if kind.task == "answer" else kind
         rows.append((f"p95 of {job}, ms", 1000 * kinds[kind], 1000 * percentile(times, 0.95)))
     print(f"\nrates of {rates.date}; the load's own work {1000 * elsewhere:.2f} core-ms a request;")
-    print(f"server {server_cores:.2f} cores at the limit; others {foreign:.2f} cores meanwhile")
-    print(f"then {sent_rate:.1f} requests/s, {args.share:.0%} of the limit foretold\n")
+    print(f"server {server_cores:.2f} cores at the capacity; others {foreign:.2f} cores meanwhile")
+    print(f"then {sent_rate:.1f} requests/s, {args.share:.0%} of the capacity foretold\n")
     print("| | plan | load test | plan / load test |\n|---|---|---|---|")
     for name, planned, measured in rows:
         print(f"| {name} | {planned:.1f} | {measured:.1f} | {planned / measured:.2f} |")

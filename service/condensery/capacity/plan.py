@@ -1,12 +1,12 @@
 """How many machines a traffic needs, what each is busy with, and why.
 
 Arithmetic over measured rates; no model runs. For each kind of request: what one takes of the
-machine alone, and what one takes in a crowd, where requests share forward passes (``works``). A
+machine alone, and what one takes among concurrent ones, with which it shares forward passes. A
 machine with so much of the whole traffic is a queue M/G/c (``queueing``), short requests first as
 the service itself has it.
 
-Between alone and crowded the work of a request falls with the load: at utilisation ``r`` it is
-``(1 - r) * alone + r * crowded``. So utilisation is the ``r`` that solves
+Between alone and concurrent the work of a request falls with the load: at utilisation ``r`` it is
+``(1 - r) * alone + r * concurrent``. So utilisation is the ``r`` that solves
 ``r = (1 - r) * A + r * C``, where ``A`` and ``C`` are the loads (rate times work over servers) that
 the two would make: ``r = A / (1 + A - C)``. It is 1 where ``C`` is: that rate is the capacity.
 """
@@ -28,19 +28,19 @@ SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CostPart:
     """A part of a request's cost: ``times`` times what was measured.
 
     Attributes:
         label: What it is.
         alone: Once, seconds of a server, nobody else there.
-        crowded: Once, in a crowd.
+        concurrent: Once, concurrent.
     """
 
     label: str
     times: float
     alone: float
-    crowded: float
+    concurrent: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class KindCost:
 
     Attributes:
         alone: Nobody else there.
-        crowded: Beside many others.
+        concurrent: Among concurrent ones.
         bare_p95: What 95 in 100 did not exceed, alone, seconds.
         scv: Squared coefficient of variation of one kind's own times.
-        steps: What the two are made of.
+        parts: What the two are made of.
     """
 
     kind: RequestKind
     model: str
     alone: Cost
-    crowded: Cost
+    concurrent: Cost
     bare_p95: float
     scv: float
-    steps: tuple[Step, ...]
+    parts: tuple[CostPart, ...]
 
     @property
     def short(self) -> bool:
@@ -72,7 +72,7 @@ class KindCost:
 
     def work(self, load: float) -> float:
         """Return the seconds of a server that one takes at a utilisation."""
-        return (1 - load) * self.alone.work + load * self.crowded.work
+        return (1 - load) * self.alone.work + load * self.concurrent.work
 
     def seconds(self, load: float) -> float:
         """Return how long one takes at a utilisation, its waiting left out.
@@ -173,28 +173,25 @@ def cost_of_kind(rates: Rates, kind: RequestKind, target: Target) -> KindCost:
     Raises:
         InputError, ModelNotFound: A rate that it needs was not measured.
     """
-    parts: dict[bool, list[tuple[str, float, Cost]]] = {}
+    measured: dict[bool, list[tuple[str, float, Cost]]] = {}
     model = ""
-    for crowded in (False, True):
-        model, parts[crowded] = _parts_of(rates, kind, crowded=crowded)
+    for concurrent in (False, True):
+        model, rows = _parts_of(rates, kind, concurrent=concurrent)
         if target.grpc_share:
-            more = rates.grpc_more(crowded=crowded)
+            more = rates.grpc_more(concurrent=concurrent)
             if more is None:
                 raise InputError.at("--grpc-share", "gRPC was not measured", target.grpc_share)
-            parts[crowded].append(("gRPC, beyond REST", target.grpc_share, more))
+            rows.append(("gRPC, beyond REST", target.grpc_share, more))
         if target.elsewhere:
-            outside = Cost(work=target.elsewhere)
-            parts[crowded].append(("outside the server", 1.0, outside))
-    whole = {
-        crowded: _sum((times, cost) for _, times, cost in rows) for crowded, rows in parts.items()
-    }
-    steps = tuple(
-        Step(label, times, alone.work, crowd.work)
-        for (label, times, alone), (_, _, crowd) in zip(parts[False], parts[True], strict=True)
+            rows.append(("outside the server", 1.0, Cost(work=target.elsewhere)))
+        measured[concurrent] = rows
+    alone, together = (_sum((times, cost) for _, times, cost in measured[c]) for c in (False, True))
+    parts = tuple(
+        CostPart(label, times, one.work, other.work)
+        for (label, times, one), (_, _, other) in zip(measured[False], measured[True], strict=True)
     )
     spread, scv = _variation(rates, kind, model)
-    bare = whole[False].seconds * spread
-    return KindCost(kind, model, whole[False], whole[True], bare, scv, steps)
+    return KindCost(kind, model, alone, together, alone.seconds * spread, scv, parts)
 
 
 def _sum(parts: Iterable[tuple[float, Cost]]) -> Cost:
@@ -205,66 +202,66 @@ def _sum(parts: Iterable[tuple[float, Cost]]) -> Cost:
 
 
 def _parts_of(
-    rates: Rates, kind: RequestKind, *, crowded: bool
+    rates: Rates, kind: RequestKind, *, concurrent: bool
 ) -> tuple[str, list[tuple[str, float, Cost]]]:
     """Return a kind's model and what it is made of: a label, how often, and what it takes once."""
-    door = rates.door(crowded=crowded)
+    door = rates.door(concurrent=concurrent)
     parts = [("the door", 1.0, door)]
     more = kind.count - 1
     if kind.task in ("embed", "rerank"):
         task: Measured = kind.task
         model = rates.model_for(task, kind.model)
-        one, each = rates.cost(task, model, kind.count, kind.tokens, crowded=crowded)
+        one, each = rates.cost(task, model, kind.count, kind.tokens, concurrent=concurrent)
         text = "text" if task == "embed" else "passage"
         parts.append((f"a {text} of {kind.tokens} tokens", 1.0, one.plus(door, -1)))
         if more:
             parts.append((f"another {text} in the same request", float(more), each))
     elif kind.task == "query":
         model = rates.model_for("query", kind.model)
-        found = rates.query(model, kind.passages or 0, crowded=crowded)
+        found = rates.query(model, kind.passages or 0, concurrent=concurrent)
         label = f"its question embedded, {kind.passages:,} passages searched"
         parts.append((label, 1.0, found.plus(door, -1)))
     elif kind.task == "write":
         model = rates.model_for("write", kind.model)
         longest = max(p.tokens for p in rates.points if p.task == "write" and p.model == model)
-        one, each = rates.cost("write", model, kind.count, longest, crowded=crowded)
+        one, each = rates.cost("write", model, kind.count, longest, concurrent=concurrent)
         label = f"a document of {longest} tokens, embedded and written"
         parts.append((label, 1.0, one.plus(door, -1)))
         if more:
             parts.append(("another document in the same request", float(more), each))
         if kind.tokens != longest:
-            there = rates.cost("embed", model, 1, longest, crowded=crowded)[1]
-            here = rates.cost("embed", model, 1, kind.tokens, crowded=crowded)[1]
+            there = rates.cost("embed", model, 1, longest, concurrent=concurrent)[1]
+            here = rates.cost("embed", model, 1, kind.tokens, concurrent=concurrent)[1]
             label = f"a document of {kind.tokens} tokens instead of {longest}"
             parts.append((label, float(kind.count), here.plus(there, -1)))
     else:
         model = rates.model_for("answer", kind.model)
-        parts += _answer_parts(rates, kind, model, door, crowded=crowded)
+        parts += _answer_parts(rates, kind, model, door, concurrent=concurrent)
     return model, parts
 
 
 def _answer_parts(
-    rates: Rates, kind: RequestKind, model: str, door: Cost, *, crowded: bool
+    rates: Rates, kind: RequestKind, model: str, door: Cost, *, concurrent: bool
 ) -> list[tuple[str, float, Cost]]:
     """An answer: perhaps a search, passages compressed, a prompt read, tokens written."""
     parts: list[tuple[str, float, Cost]] = []
     if kind.passages is not None:
         finder = rates.model_for("query", None)
-        found = rates.query(finder, kind.passages, crowded=crowded)
+        found = rates.query(finder, kind.passages, concurrent=concurrent)
         label = f"its question embedded, {kind.passages:,} passages searched"
         parts.append((label, 1.0, found.plus(door, -1)))
-    one, each = rates.cost("compress", model, kind.count, kind.tokens, crowded=crowded)
+    one, each = rates.cost("compress", model, kind.count, kind.tokens, concurrent=concurrent)
     parts.append((f"a passage of {kind.tokens} tokens compressed", 1.0, one.plus(door, -1)))
     if kind.count > 1:
         parts.append(("another passage compressed", float(kind.count - 1), each))
-    short, long = rates.answers(model, crowded=crowded)
-    there, more = rates.cost("compress", model, short.count, short.tokens, crowded=crowded)
+    short, long = rates.answers(model, concurrent=concurrent)
+    there, more = rates.cost("compress", model, short.count, short.tokens, concurrent=concurrent)
     compressed = there.plus(more, short.count - 1)
     first = rates.cost_of(short).plus(compressed, -1)
     parts.append(("prompt read, first token written", 1.0, first))
     written = long.output - short.output
-    # The same number of tokens alone and in a crowd, whatever each happened to write.
-    output = kind.output or rates.answers(model, crowded=False)[1].output
+    # The same number of tokens alone and concurrent, whatever each happened to write.
+    output = kind.output or rates.answers(model, concurrent=False)[1].output
     if written > 0 and output > 1:
         rest = rates.cost_of(long).plus(rates.cost_of(short), -1)
         token = Cost(*(part / written for part in (rest.work, rest.loop, rest.seconds)))
@@ -289,20 +286,20 @@ def _variation(rates: Rates, kind: RequestKind, model: str) -> tuple[float, floa
 
 
 def load_of(kinds: Sequence[KindCost], rates: Sequence[float], servers: int) -> tuple[float, float]:
-    """Return utilisation, and what it would be in a crowd; 1 or more: they cannot keep up.
+    """Return utilisation, 1 or more where the machine cannot keep up; and the concurrent load.
 
     Args:
         rates: Requests a second of each kind on this machine.
         servers: Of the machine.
     """
-    alone, crowded = (
+    alone, concurrent = (
         sum(rate * part for rate, part in zip(rates, parts, strict=True)) / servers
-        for parts in ([k.alone.work for k in kinds], [k.crowded.work for k in kinds])
+        for parts in ([k.alone.work for k in kinds], [k.concurrent.work for k in kinds])
     )
-    if crowded >= 1:
-        return crowded, crowded
-    # Where a crowd costs more than one alone, as it may by a little, the crowd's cost holds.
-    return (alone / (1 + alone - crowded) if alone > crowded else crowded), crowded
+    if concurrent >= 1:
+        return concurrent, concurrent
+    # Concurrent ones may cost a little more; then that holds.
+    return (alone / (1 + alone - concurrent) if alone > concurrent else concurrent), concurrent
 
 
 def row_of(
@@ -311,7 +308,7 @@ def row_of(
     """Return how so many machines do, the traffic spread evenly and at random."""
     rates = [line.rate / machines for line in traffic]
     load, _ = load_of(kinds, rates, servers)
-    loop = sum(rate * kind.crowded.loop for rate, kind in zip(rates, kinds, strict=True))
+    loop = sum(rate * kind.concurrent.loop for rate, kind in zip(rates, kinds, strict=True))
     if load >= 1 or loop >= 1:
         return Row(machines, load, loop, (), math.inf, math.inf)
     # Work at this load; scaled so that the queue is as full as the machine is.
@@ -341,8 +338,8 @@ def capacity_of(
 ) -> tuple[float, str]:
     """Return the requests a second at which a machine is full, and what of it is."""
     whole = total_rate(traffic)
-    work = sum(k.crowded.work * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
-    loop = sum(k.crowded.loop * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
+    work = sum(k.concurrent.work * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
+    loop = sum(k.concurrent.loop * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
     by_servers, by_loop = servers / work, (1 / loop if loop else math.inf)
     return min((by_servers, "servers"), (by_loop, "event loop"))
 
@@ -382,7 +379,7 @@ def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
         if machines > MOST_MACHINES:
             raise InputError.at("rate", f"more than {MOST_MACHINES} machines", total_rate(traffic))
     passages = max((kind.kind.passages or 0 for kind in kinds), default=0)
-    extra = max(0.0, math.ceil(row.streams) - rates.crowd)
+    extra = max(0.0, math.ceil(row.streams) - rates.concurrency)
     memory = rates.memory.peak + int(extra) * rates.memory.stream + passages * rates.memory.passage
     everything = machines + target.spare
     return Plan(

@@ -1,7 +1,7 @@
 """What requests were measured to cost on a machine, and what others between them cost.
 
 ``condensery bench rates`` writes these, a JSON file. A point is one kind of request that one caller
-sent alone, or a crowd at once; what lies between points is a line between them: in the number of
+sent alone, or several at once; what lies between points is a line between them: in the number of
 texts, and in their length.
 """
 
@@ -142,7 +142,7 @@ class Rates:
         foreign_cores: What other processes used meanwhile, in the mean.
         device: ``cpu``, or the accelerator's name.
         servers: How many requests are worked on at once: cores, or 1 for an accelerator.
-        crowd: Callers of the points that were measured in a crowd.
+        concurrency: Callers of the concurrent points.
     """
 
     date: str
@@ -152,7 +152,7 @@ class Rates:
     foreign_cores: float
     device: str
     servers: int
-    crowd: int
+    concurrency: int
     models: tuple[MeasuredModel, ...]
     points: tuple[Point, ...]
     memory: Memory
@@ -189,7 +189,7 @@ class Rates:
         raise InputError.at("task", f"no rate of {task} was measured for {whose}; {MEASURE}", task)
 
     def cost(
-        self, task: Measured, model: str, count: int, tokens: int, *, crowded: bool
+        self, task: Measured, model: str, count: int, tokens: int, *, concurrent: bool
     ) -> tuple[Cost, Cost]:
         """Return what one text takes, and what each more takes, at a length.
 
@@ -200,7 +200,7 @@ class Rates:
         Raises:
             InputError: Texts so long, or this task of this model, were not measured.
         """
-        points = self._points(task, model, crowded=crowded)
+        points = self._points(task, model, concurrent=concurrent)
         longest = max(point.tokens for point in points)
         if tokens > longest:
             wrong = (
@@ -222,13 +222,13 @@ class Rates:
         span = counts[-1] - counts[0]
         return one, Cost(*(part / span for part in _parts(each)))
 
-    def query(self, model: str, passages: int, *, crowded: bool) -> Cost:
+    def query(self, model: str, passages: int, *, concurrent: bool) -> Cost:
         """Return what a search takes in an index of so many passages, its question embedded.
 
         Raises:
             InputError: So large an index is too far from those measured.
         """
-        points = self._points("query", model, crowded=crowded)
+        points = self._points("query", model, concurrent=concurrent)
         largest = max(point.passages for point in points)
         if passages > FURTHEST * largest:
             wrong = (
@@ -238,21 +238,21 @@ class Rates:
             raise InputError.at("passages", wrong, passages)
         return between(points, passages, lambda point: point.passages, self.cost_of)
 
-    def answers(self, model: str, *, crowded: bool) -> tuple[Point, Point]:
+    def answers(self, model: str, *, concurrent: bool) -> tuple[Point, Point]:
         """Return the points of answers of one token, and of as many as they liked."""
-        points = self._points("answer", model, crowded=crowded)
+        points = self._points("answer", model, concurrent=concurrent)
         return min(points, key=lambda point: point.output), max(points, key=lambda p: p.output)
 
-    def door(self, *, crowded: bool) -> Cost:
+    def door(self, *, concurrent: bool) -> Cost:
         """Return what a request takes that no model works on."""
-        return self.cost_of(self._points("door", "", crowded=crowded)[0])
+        return self.cost_of(self._points("door", "", concurrent=concurrent)[0])
 
-    def grpc_more(self, *, crowded: bool) -> Cost | None:
+    def grpc_more(self, *, concurrent: bool) -> Cost | None:
         """Return what gRPC takes beyond REST for the same request; None if it was not measured."""
         doors = {
             point.door: point
             for point in self.points
-            if point.task == "door" and (point.callers > 1) == crowded
+            if point.task == "door" and (point.callers > 1) == concurrent
         }
         if "grpc" not in doors:
             return None
@@ -266,8 +266,8 @@ class Rates:
         # CPU time says nothing of an accelerator: it is what its callers kept busy.
         return Cost(1 / point.throughput, point.loop_seconds, point.seconds)
 
-    def _points(self, task: Measured, model: str, *, crowded: bool) -> list[Point]:
-        callers = self.crowd if crowded else 1
+    def _points(self, task: Measured, model: str, *, concurrent: bool) -> list[Point]:
+        callers = self.concurrency if concurrent else 1
         points = [
             point
             for point in self.points
@@ -322,8 +322,8 @@ def read_rates(path: Path) -> Rates:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"{name}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else content
-        got = shorten(str(found))
+        found = content.get("format") if isinstance(content, dict) else None
+        got = str(found)[:40]
         raise InputError(f"{name}: format {got}, but this version reads {FORMAT}; {MEASURE}")
     try:
         rates: Rates = wire.read(Rates, content)
@@ -337,8 +337,8 @@ def _check(rates: Rates) -> None:
     """Refuse figures that no measurement gives: a plan of them would be wrong, and look right."""
     if not rates.points or not rates.models:
         raise ValueError("it has no points or no models")
-    if rates.servers < 1 or rates.crowd < 2:
-        raise ValueError(f"servers={rates.servers}, crowd={rates.crowd}")
+    if rates.servers < 1 or rates.concurrency < 2:
+        raise ValueError(f"servers={rates.servers}, concurrent={rates.concurrency}")
     for number, point in enumerate(rates.points):
         for name in ("seconds", "throughput", "core_seconds", "count", "callers"):
             if not getattr(point, name) > 0:

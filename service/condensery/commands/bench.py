@@ -1,7 +1,7 @@
 """``condensery bench rates``: what requests cost on this machine, for ``condensery plan``.
 
 A server of its own is started with the flags given, and each kind of request is sent to its doors:
-by one caller, then by a crowd. What a request costs is the CPU time of the server's process over
+by one caller, then by several. What a request costs is the CPU time of the server's process over
 the requests answered, which what others do on the machine changes little; how long it takes is the
 clock's, which they change much.
 """
@@ -33,7 +33,7 @@ def add_bench(parsers: Parsers) -> None:
     rates = actions.add_parser(
         "rates",
         help="measure what requests cost here, for `condensery plan`",
-        description="Start a server, send it requests of each kind, alone and in a crowd, and write"
+        description="Start a server, send it requests of each kind, alone and concurrent, and write"
         " what they cost. All other flags are those of `condensery serve`: what is measured is a"
         " server that has them. Nothing else should run meanwhile.",
     )
@@ -64,7 +64,7 @@ def run_rates(args: argparse.Namespace) -> int:
     from condensery.commands.flags import FLAGS_USAGE, add_flags, read_flags
     from condensery.commands.measuring import (
         LEAST_INDEX,
-        crowd_of,
+        concurrency_of,
         find_models,
         measure_all,
         running_server,
@@ -105,7 +105,7 @@ def run_rates(args: argparse.Namespace) -> int:
         foreign_cores=round(max(0.0, others), 3),
         device=device,
         servers=cores if device == "cpu" else 1,
-        crowd=crowd_of(cores),
+        concurrency=concurrency_of(cores),
         models=tuple(models),
         points=tuple(points),
         memory=memory,

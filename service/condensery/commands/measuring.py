@@ -50,7 +50,7 @@ TOKENIZE = "/tei.v1.Tokenize/Tokenize"
 NOT_TAKEN = ("HOST", "PORT", "GRPC_PORT", "API_KEY", "KEYS_FILE", "TLS_CERT", "TLS_KEY", "DATA_DIR")
 
 
-def crowd_of(cores: int) -> int:
+def concurrency_of(cores: int) -> int:
     """Return how many callers keep so many cores busy, with requests that wait for each other."""
     return min(64, max(8, 4 * cores))
 
@@ -274,7 +274,7 @@ def measure_all(
     start, _ = machine.memory_bytes(server.pid)
     encoders = [model for model in models if model.kind == "encoder"]
     texts = Texts(server, counts=bool(encoders))
-    crowd = crowd_of(len(os.sched_getaffinity(0)))
+    callers_at_once = concurrency_of(len(os.sched_getaffinity(0)))
     probes = [probe for model in models for probe in probes_of(model, texts)]
     if encoders:
         probes += [*door_probes(texts), *write_probes(server, encoders[0], texts)]
@@ -283,7 +283,7 @@ def measure_all(
     points: list[Point] = []
     held: dict[int, int] = {}  # by callers, once answers were measured
     for probe in probes:
-        for callers in (1, crowd):
+        for callers in (1, callers_at_once):
             points.append(measure(server, probe, callers, each))
             if probe.point.task == "answer":
                 held[callers] = machine.memory_bytes(server.pid)[0]
@@ -295,8 +295,8 @@ def measure_all(
         full, _ = machine.memory_bytes(server.pid)
         passage = max(0, full - empty) // max(1, size - before)
         probe = query_probe(encoders[0], texts, size)
-        points += [measure(server, probe, callers, each) for callers in (1, crowd)]
-    stream = max(0, held[crowd] - held[1]) // (crowd - 1) if held else 0
+        points += [measure(server, probe, callers, each) for callers in (1, callers_at_once)]
+    stream = max(0, held[callers_at_once] - held[1]) // (callers_at_once - 1) if held else 0
     return points, Memory(start, peak, stream, passage)
 
 

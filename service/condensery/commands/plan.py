@@ -217,9 +217,9 @@ def format_plan(plan: Plan, rates: Rates, target: Target) -> str:
             f" {plan.machine_bytes / GIB:.1f} GiB with a fifth left free"
         ),
         (
-            f"busy: {row.utilisation:.0%} of {unit}, {row.loop:.0%} of the event loop, with the"
-            f" spare ones lost; one machine's limit is {plan.capacity:.1f} requests a second of this mix"
-            f" ({plan.bound}), {plan.needed * plan.capacity / rate:.1f} times what comes"
+            f"busy: {row.utilisation:.0%} of {unit}, {row.loop:.0%} of the event loop, the spare"
+            f" ones lost; one machine has a capacity of {plan.capacity:.1f} requests a second of"
+            f" this mix ({plan.bound}), {plan.needed * plan.capacity / rate:.1f} times what comes"
         ),
     ]
     if target.cost_an_hour:
@@ -233,14 +233,14 @@ def format_plan(plan: Plan, rates: Rates, target: Target) -> str:
 
 def format_kinds(plan: Plan, row: Row) -> str:
     """Return the kinds of requests and how each does on the machines that are needed."""
-    head = ("REQUEST", "A SECOND", "MODEL", "CORE-MS ALONE", "IN A CROWD", "P95 ALONE", "P95 THEN")
+    head = ("REQUEST", "A SECOND", "MODEL", "CORE-MS ALONE", "CONCURRENT", "P95 ALONE", "P95 THEN")
     cells = [
         (
             kind.kind.name,
             f"{line.rate:g}",
             kind.model,
             f"{1000 * kind.alone.work:.2f}",
-            f"{1000 * kind.crowded.work:.2f}",
+            f"{1000 * kind.concurrent.work:.2f}",
             f"{1000 * kind.bare_p95:.1f} ms",
             f"{1000 * p95:.1f} ms",
         )
@@ -277,14 +277,14 @@ def format_why(plan: Plan, rates: Rates) -> list[str]:
         "",
     ]
     for kind in plan.kinds:
-        lines.append(f"{kind.kind.name}, core-ms alone / in a crowd of {rates.crowd}:")
+        lines.append(f"{kind.kind.name}, core-ms alone / with {rates.concurrency} concurrent:")
         lines += [
-            f"  {1000 * step.alone:9.3f} /{1000 * step.crowded:9.3f}"
-            + (f"  x {step.times:g}" if step.times != 1 else "")
-            + f"  {step.label}"
-            for step in kind.steps
+            f"  {1000 * part.alone:9.3f} /{1000 * part.concurrent:9.3f}"
+            + (f"  x {part.times:g}" if part.times != 1 else "")
+            + f"  {part.label}"
+            for part in kind.parts
         ]
-        lines.append(f"  {1000 * kind.alone.work:9.3f} /{1000 * kind.crowded.work:9.3f}  in all")
+        lines.append(f"  {1000 * kind.alone.work:9.3f} /{1000 * kind.concurrent.work:9.3f}  in all")
     lines += ["", *_queue_lines(plan, row, rates)]
     return lines
 
@@ -293,17 +293,17 @@ def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
     rate, servers = total_rate(plan.traffic), rates.servers
     pairs = list(zip(plan.traffic, plan.kinds, strict=True))
     alone = sum(line.rate * kind.alone.work for line, kind in pairs) / rate
-    crowded = sum(line.rate * kind.crowded.work for line, kind in pairs) / rate
-    a, c = (rate * part / row.machines / servers for part in (alone, crowded))
+    concurrent = sum(line.rate * kind.concurrent.work for line, kind in pairs) / rate
+    a, c = (rate * part / row.machines / servers for part in (alone, concurrent))
     lines = [
         (
-            f"mean of the mix: {1000 * alone:.3f} core-ms alone, {1000 * crowded:.3f} in a crowd;"
-            f" limit of one machine = {servers} / {1000 * crowded:.3f} ms ="
-            f" {servers / crowded:.1f} a second"
+            f"mean of the mix: {1000 * alone:.3f} core-ms alone, {1000 * concurrent:.3f} among"
+            f" concurrent ones; capacity of one machine = {servers} / {1000 * concurrent:.3f} ms ="
+            f" {servers / concurrent:.1f} a second"
         ),
         (
             f"on each of {row.machines}: {rate / row.machines:.4g} a second; load A = {a:.3f}"
-            f" alone, C = {c:.3f} in a crowd; utilisation = A / (1 + A - C) ="
+            f" alone, C = {c:.3f} concurrent; utilisation = A / (1 + A - C) ="
             f" {row.utilisation:.3f}"
         ),
         (
@@ -316,9 +316,9 @@ def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
         lines.append(f"answers at once on each: {plan.streams:.2f} (Little: rate x time)")
     memory = rates.memory
     lines.append(
-        f"memory: {memory.peak / GIB:.2f} GiB at most while {rates.crowd} callers were measured"
-        f" ({memory.start / GIB:.2f} after the start), {memory.stream / 2**20:.2f} MiB an answer"
-        f" beyond {rates.crowd} at once, {memory.passage / 1024:.2f} KiB a passage"
+        f"memory: {memory.peak / GIB:.2f} GiB at most while {rates.concurrency} callers were"
+        f" measured ({memory.start / GIB:.2f} after the start), {memory.stream / 2**20:.2f} MiB an answer"
+        f" beyond {rates.concurrency} at once, {memory.passage / 1024:.2f} KiB a passage"
         f" x {plan.passages:,}"
     )
     return lines

@@ -1,0 +1,197 @@
+"""Plans, against figures computed by hand from round rates, and a simulated machine."""
+
+import heapq
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from measured_rates import MIB, make_point, make_rates
+
+from condensery.capacity.plan import (
+    HOURS_A_MONTH,
+    Target,
+    capacity_of,
+    cost_of_kind,
+    load_of,
+    make_plan,
+    row_of,
+)
+from condensery.capacity.rates import Rates
+from condensery.capacity.traffic import RequestKind, Traffic, parse_request
+from condensery.errors import InputError
+
+RATES = make_rates()
+
+
+def cost(line: str, target: Target | None = None) -> tuple[float, float]:
+    """Return what a request takes alone and concurrent, core-milliseconds."""
+    kind = cost_of_kind(RATES, parse_request(f"1/s {line}").kind, target or Target())
+    return 1000 * kind.alone.work, 1000 * kind.concurrent.work
+
+
+@pytest.mark.parametrize(
+    ("line", "alone", "concurrent"),
+    [
+        ("embed tokens=10", 2, 1.5),
+        ("embed 4 tokens=10", 2 + 3 * 1, 1.5 + 3 * 1),
+        ("embed 31 tokens=110", 12 + 30 * 10, 11.5 + 30 * 10),
+        ("rerank 2 tokens=60", 14 + 14, 13 + 13),
+        ("query passages=1000", 3, 2),
+        ("write 4 tokens=10", 5 + 3, 4 + 3),
+        # Each of the documents half way up from 10 tokens to 110, of a list: from 1 core-ms to 10.
+        ("write 2 tokens=60", 5 + 1 + 2 * 4.5, 4 + 1 + 2 * 4.5),
+        # 5 passages compressed (20 and 15), a prompt (10 and 5), four tokens more (8 and 4).
+        ("answer 5 tokens=10", 38, 24),
+        ("answer 5 tokens=10 output=1", 30, 20),
+        ("answer 1 tokens=10 output=11", 4 + 10 + 20, 3 + 5 + 10),
+        # and the question embedded and searched, without a second door
+        ("answer 5 tokens=10 passages=1000", 38 + 2, 24 + 1.5),
+    ],
+)
+def test_a_request_costs_the_sum_of_its_parts(line: str, alone: float, concurrent: float) -> None:
+    assert cost(line) == (pytest.approx(alone), pytest.approx(concurrent))
+
+
+def test_the_parts_that_are_shown_are_those_that_were_summed() -> None:
+    for line in ("embed 4 tokens=60", "answer 7 tokens=50 output=9 passages=3000", "write 3"):
+        kind = cost_of_kind(RATES, parse_request(f"1/s {line}").kind, Target())
+        assert sum(s.times * s.alone for s in kind.parts) == pytest.approx(kind.alone.work)
+        assert sum(s.times * s.concurrent for s in kind.parts) == pytest.approx(
+            kind.concurrent.work
+        )
+
+
+def test_grpc_and_what_runs_beside_the_server_are_counted() -> None:
+    whole = Target(grpc_share=0.5, elsewhere=0.003)
+    assert cost("embed tokens=10", whole) == (pytest.approx(2 + 0.5 + 3), pytest.approx(5))
+    rest = tuple(point for point in RATES.points if point.door == "rest")
+    with pytest.raises(InputError, match="gRPC was not measured"):
+        cost_of_kind(replace(RATES, points=rest), RequestKind("embed"), whole)
+
+
+def test_a_machines_capacity_is_where_concurrent_requests_fill_it() -> None:
+    # One text at 1.5 ms and one list of 16 at 16.5, as often: 9 ms in the mean, two cores.
+    traffic = [parse_request("3/s embed tokens=10"), parse_request("3/s embed 16 tokens=10")]
+    kinds = [cost_of_kind(RATES, line.kind, Target()) for line in traffic]
+    limit, bound = capacity_of(kinds, traffic, 2)
+    assert (limit, bound) == (pytest.approx(2 / 0.009), "servers")
+    load, concurrent = load_of(kinds, [limit / 2 - 1e-9] * 2, 2)
+    assert (load, concurrent) == (pytest.approx(1), pytest.approx(1))
+    # 100 of each a second: A = 100 * (2 + 17) ms / 2 = 0.95, C = 0.9; A / (1 + A - C)
+    assert load_of(kinds, [100, 100], 2)[0] == pytest.approx(0.95 / 1.05)
+    assert not row_of(kinds, [replace(line, rate=112.0) for line in traffic], 2, 1).holds
+
+
+def test_an_event_loop_that_is_full_is_the_limit() -> None:
+    points = tuple(
+        replace(point, loop_seconds=0.004) if point.task == "embed" else point
+        for point in RATES.points
+    )
+    rates = replace(RATES, points=points, servers=16)
+    plan = make_plan(rates, [parse_request("300/s embed tokens=10")], Target())
+    assert (plan.capacity, plan.bound) == (pytest.approx(250), "event loop")
+    assert plan.needed == 2
+
+
+def test_machines_are_added_until_the_target_holds() -> None:
+    traffic = [parse_request("400/s embed tokens=10"), parse_request("100/s embed 16 tokens=10")]
+    loose = make_plan(RATES, traffic, Target(most_load=0.9))
+    assert [row.machines for row in loose.rows] == list(range(2, loose.needed + 1))
+    # limit: 2 / (0.8 * 1.5 + 0.2 * 16.5 = 4.5 ms) = 444 a second; two can do it, and only just
+    assert loose.capacity == pytest.approx(444.44, rel=1e-4)
+    tight = make_plan(RATES, traffic, Target(p95_ms=30, most_load=0.9))
+    assert tight.needed > loose.needed
+    assert max(tight.row.p95) <= 0.030 < max(tight.rows[-2].p95)
+    assert max(tight.row.p95) >= 0.0255, "never under what one takes alone: 1.5 * 17 ms"
+
+
+def test_more_machines_are_less_busy_and_faster() -> None:
+    rows = make_plan(RATES, [parse_request("2000/s embed 4 tokens=60")], Target(p95_ms=50)).rows
+    for one, more in itertools.pairwise(rows):
+        assert more.utilisation < one.utilisation
+        assert more.all_p95 <= one.all_p95
+
+
+def test_cost_and_memory_are_those_of_all_machines() -> None:
+    traffic = [
+        parse_request("10/s embed tokens=10"),
+        parse_request("1/s query passages=100000"),
+    ]
+    plan = make_plan(RATES, traffic, Target(spare=2, cost_an_hour=0.4))
+    assert plan.machines == plan.needed + 2
+    assert plan.cost_a_month == pytest.approx(plan.machines * 0.4 * HOURS_A_MONTH)
+    assert plan.memory_bytes == 800 * MIB + 100_000 * 4096
+    assert plan.machine_bytes == pytest.approx(plan.memory_bytes / 0.8, abs=1)
+
+
+def test_answers_at_once_follow_littles_law_and_take_memory_beyond_those_measured() -> None:
+    few = make_plan(RATES, [parse_request("2/s answer 5 tokens=10")], Target())
+    # 2 a second, some 38 ms each
+    assert few.streams == pytest.approx(2 * 0.038, rel=0.15)
+    assert few.memory_bytes == 800 * MIB
+    slow = make_plan(
+        replace(RATES, servers=64),
+        [parse_request("300/s answer 5 tokens=110 output=50")],
+        Target(most_load=0.95),
+    )
+    assert slow.streams > 8
+    assert slow.memory_bytes == 800 * MIB + (math.ceil(slow.streams) - 8) * 2 * MIB
+
+
+def test_a_target_below_one_request_alone_cannot_be_met() -> None:
+    with pytest.raises(InputError, match=r"p95 of 3 ms.*embed 4.*7\.5 ms") as error:
+        make_plan(RATES, [parse_request("1/s embed 4 tokens=10")], Target(p95_ms=3))
+    assert error.value.field == "--p95-ms"
+
+
+def test_lengths_tasks_and_traffic_beyond_all_measure_are_refused() -> None:
+    for line, told in (
+        ("1/s embed tokens=500", "110 tokens"),
+        ("1/s answer 5 model=enc", "answer"),
+        ("1/s rerank 5 tokens=10 model=nobody", "nobody"),
+    ):
+        with pytest.raises(InputError if "nobody" not in line else Exception, match=told):
+            make_plan(RATES, [parse_request(line)], Target())
+    with pytest.raises(InputError, match="more than 100000 machines"):
+        make_plan(RATES, [Traffic(RequestKind("embed", 1000, 110), 1e7)], Target())
+
+
+def test_short_requests_are_not_held_up_by_lists() -> None:
+    traffic = [parse_request("50/s embed tokens=10"), parse_request("8/s embed 16 tokens=110")]
+    plan = make_plan(RATES, traffic, Target(most_load=0.99))
+    short, long = plan.rows[0].p95
+    assert short < 0.006
+    assert long > 0.162
+
+
+def simulate(rates: Rates, traffic: list[Traffic], seed: int) -> float:
+    """Return p95 of all requests, first come first served on the machine's cores, seconds."""
+    chance = random.Random(seed)
+    kinds = [cost_of_kind(rates, line.kind, Target()) for line in traffic]
+    load, _ = load_of(kinds, [line.rate for line in traffic], rates.servers)
+    whole = sum(line.rate for line in traffic)
+    free, now, times = [0.0] * rates.servers, 0.0, []
+    for _ in range(60_000):
+        now += chance.expovariate(whole)
+        (kind,) = chance.choices(kinds, [line.rate for line in traffic])
+        begins = max(now, heapq.heappop(free))
+        heapq.heappush(free, begins + kind.work(load))
+        times.append(begins + kind.work(load) - now)
+    return sorted(times)[int(0.95 * len(times))]
+
+
+def test_p95_is_that_of_a_simulated_machine() -> None:
+    # All long, so that nobody goes first; alone and concurrent they cost the same.
+    points = [
+        point
+        for count in (1, 16)
+        for point in make_point("rerank", "pair", 4 * count, 4 * count, tokens=100, count=count)
+    ]
+    rates = replace(RATES, points=(*RATES.points[:4], *points))
+    traffic = [parse_request("30/s rerank 8 tokens=100"), parse_request("6/s rerank 16 tokens=100")]
+    plan = make_plan(rates, traffic, Target(most_load=0.99))
+    assert plan.needed == 1
+    assert plan.row.utilisation == pytest.approx(0.672)
+    assert plan.row.all_p95 == pytest.approx(simulate(rates, traffic, seed=5), rel=0.15)
