@@ -52,6 +52,8 @@ class KindCost:
         concurrent: Among concurrent ones.
         bare_p95: What 95 in 100 did not exceed, alone, seconds.
         scv: Squared coefficient of variation of one kind's own times.
+        ahead: Of the work, what goes before batches: the event loop, and what is outside the
+            server, which run at a higher priority on the same cores, seconds of one.
         parts: What the two are made of.
     """
 
@@ -61,6 +63,7 @@ class KindCost:
     concurrent: Cost
     bare_p95: float
     scv: float
+    ahead: float
     parts: tuple[CostPart, ...]
 
     @property
@@ -69,6 +72,11 @@ class KindCost:
         kind = self.kind
         few = kind.count * kind.tokens <= SHORT_TOKENS
         return kind.task == "query" or (kind.task in ("embed", "rerank", "write") and few)
+
+    @property
+    def turns(self) -> int:
+        """How often it waits behind others' batches: an answer is compressed, then generated."""
+        return 2 if self.kind.task == "answer" else 1
 
     def work(self, load: float) -> float:
         """Return the seconds of a server that one takes at a utilisation."""
@@ -113,6 +121,10 @@ class Row:
         utilisation: Of each one's servers, 0 to 1.
         loop: Of each one's event loop.
         p95: Of each kind of request, seconds; empty where they cannot keep up.
+        own: Of that, each kind's own time at this load, and what it waits in the mean for turns
+            after the first.
+        waits: Of each kind, before its first turn.
+        stretch: How many times as long batches take, for what goes first.
         all_p95: Of all requests together.
         streams: Answers at once on each, in the mean.
     """
@@ -120,9 +132,12 @@ class Row:
     machines: int
     utilisation: float
     loop: float
-    p95: tuple[float, ...]
-    all_p95: float
-    streams: float
+    p95: tuple[float, ...] = ()
+    own: tuple[float, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    stretch: float = 1.0
+    all_p95: float = math.inf
+    streams: float = math.inf
 
     @property
     def holds(self) -> bool:
@@ -191,7 +206,9 @@ def cost_of_kind(rates: Rates, kind: RequestKind, target: Target) -> KindCost:
         for (label, times, one), (_, _, other) in zip(measured[False], measured[True], strict=True)
     )
     spread, scv = _variation(rates, kind, model)
-    return KindCost(kind, model, alone, together, alone.seconds * spread, scv, parts)
+    ahead = together.loop + target.elsewhere if rates.device == "cpu" else 0.0
+    bare = alone.seconds * spread
+    return KindCost(kind, model, alone, together, bare, scv, ahead, parts)
 
 
 def _sum(parts: Iterable[tuple[float, Cost]]) -> Cost:
@@ -310,16 +327,22 @@ def row_of(
     load, _ = load_of(kinds, rates, servers)
     loop = sum(rate * kind.concurrent.loop for rate, kind in zip(rates, kinds, strict=True))
     if load >= 1 or loop >= 1:
-        return Row(machines, load, loop, (), math.inf, math.inf)
-    # Work at this load; scaled so that the queue is as full as the machine is.
-    services = [
-        Service(rate, kind.work(load), kind.scv) for rate, kind in zip(rates, kinds, strict=True)
+        return Row(machines, load, loop)
+    first: list[Service] = []
+    batches: list[Service] = []
+    for rate, kind in zip(rates, kinds, strict=True):
+        work = kind.work(load)
+        ahead = work if kind.short else min(work, kind.ahead)
+        first.append(Service(rate, ahead, kind.scv if kind.short else 0.0))
+        batches.append(Service(rate, work - ahead, kind.scv))
+    short, long, stretch = short_first(
+        servers, first, [service for service in batches if service.mean]
+    )
+    waits = [short if kind.short else long for kind in kinds]
+    own = [
+        kind.seconds(load) * (1 if kind.short else stretch) + (kind.turns - 1) * wait.mean
+        for kind, wait in zip(kinds, waits, strict=True)
     ]
-    short = [service for service, kind in zip(services, kinds, strict=True) if kind.short]
-    long = [service for service, kind in zip(services, kinds, strict=True) if not kind.short]
-    first, then, stretch = short_first(servers, short, long)
-    waits: list[Wait] = [first if kind.short else then for kind in kinds]
-    own = [kind.seconds(load) * (1 if kind.short else stretch) for kind in kinds]
     p95 = tuple(
         max(kind.bare_p95, seconds + wait.quantile(SHARE))
         for kind, seconds, wait in zip(kinds, own, waits, strict=True)
@@ -330,7 +353,7 @@ def row_of(
         for rate, seconds, wait, kind in zip(rates, own, waits, kinds, strict=True)
         if kind.kind.task == "answer"
     )
-    return Row(machines, load, loop, p95, together, streams)
+    return Row(machines, load, loop, p95, tuple(own), tuple(waits), stretch, together, streams)
 
 
 def capacity_of(

@@ -20,10 +20,12 @@ from condensery.errors import InputError
 from condensery.parsers import Parser
 
 WARNING_CORES = 0.1
+# Flags of `serve` that the server which is measured has of its own.
+NOT_TAKEN = ("host", "port", "grpc_port", "keys_file", "tls_cert", "tls_key", "data_dir", "samples")
 
 
 def add_bench(parsers: Parsers) -> None:
-    """Add ``bench`` and its action."""
+    """Add ``bench`` and its action, whose flags are made when it runs, as those of ``serve``."""
     bench = parsers.add_parser(
         "bench",
         help="measure this machine",
@@ -31,37 +33,53 @@ def add_bench(parsers: Parsers) -> None:
     )
     actions = bench.add_subparsers(dest="action", metavar="ACTION", required=True)
     rates = actions.add_parser(
-        "rates",
-        help="measure what requests cost here, for `condensery plan`",
-        description="Start a server, send it requests of each kind, alone and concurrent, and write"
-        " what they cost. All other flags are those of `condensery serve`: what is measured is a"
-        " server that has them. Nothing else should run meanwhile.",
+        "rates", help="measure what requests cost here, for `condensery plan`", add_help=False
     )
-    rates.add_argument(
+    rates.set_defaults(run=run_rates, takes_rest=True)
+
+
+def make_rates_parser() -> Parser:
+    """Return the parser of ``bench rates``: its own flags, and those of ``serve``."""
+    from condensery.commands.flags import FLAGS_USAGE, add_flags
+
+    parser = Parser(
+        prog="condensery bench rates",
+        usage=FLAGS_USAGE,
+        description="Start a server, send it requests of each kind, alone and concurrent, and write"
+        " what they cost. Flags of `condensery serve` are that server's. Nothing else should run"
+        " meanwhile.",
+    )
+    own = parser.add_argument_group("measuring")
+    own.add_argument(
         "--out", type=Path, default=Path("rates.json"), metavar="FILE", help="default: %(default)s"
     )
-    rates.add_argument(
+    own.add_argument(
         "--seconds",
         type=float,
         default=150.0,
         help="about how long, the start left out (default: %(default)g)",
     )
-    rates.add_argument(
+    own.add_argument(
         "--models", nargs="+", metavar="MODEL", help="measure only these (default: all that serve)"
     )
-    rates.add_argument(
+    own.add_argument(
         "--index-passages",
         type=int,
         default=10_000,
         metavar="N",
         help="of the larger index that is searched (default: %(default)s)",
     )
-    rates.set_defaults(run=run_rates, takes_rest=True)
+    add_flags(parser)
+    return parser
 
 
 def run_rates(args: argparse.Namespace) -> int:
     """Measure, print and write the rates."""
-    from condensery.commands.flags import FLAGS_USAGE, add_flags, read_flags
+    from condensery.commands.flags import read_flags
+    from condensery.settings import read_settings
+
+    flags = make_rates_parser().parse_args(args.rest)
+    settings = read_settings(read_flags(flags))  # wrong ones are refused before anything starts
     from condensery.commands.measuring import (
         LEAST_INDEX,
         concurrency_of,
@@ -69,37 +87,36 @@ def run_rates(args: argparse.Namespace) -> int:
         measure_all,
         running_server,
     )
-    from condensery.settings import read_settings
 
-    if not 1 <= args.seconds <= 86_400:
-        raise InputError.at("--seconds", f"{args.seconds:g} is not from 1 to 86400", args.seconds)
-    if not LEAST_INDEX <= args.index_passages <= 10**7:
-        wrong = f"{args.index_passages} is not from {LEAST_INDEX} to 10000000"
-        raise InputError.at("--index-passages", wrong, args.index_passages)
-    parser = Parser(prog="condensery bench rates", usage=FLAGS_USAGE)
-    add_flags(parser)
-    flags = parser.parse_args(args.rest)
-    settings = read_settings(read_flags(flags))  # wrong ones are refused before anything starts
-    for name in ("host", "port", "grpc_port", "keys_file", "tls_cert", "tls_key", "data_dir"):
+    if not 1 <= flags.seconds <= 86_400:
+        raise InputError.at("--seconds", f"{flags.seconds:g} is not from 1 to 86400", flags.seconds)
+    if not LEAST_INDEX <= flags.index_passages <= 10**7:
+        wrong = f"{flags.index_passages} is not from {LEAST_INDEX} to 10000000"
+        raise InputError.at("--index-passages", wrong, flags.index_passages)
+    for name in NOT_TAKEN:
         if getattr(flags, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             wrong = "the server that is measured has its own ports, data and no keys"
             raise InputError.at(flag, wrong, getattr(flags, name))
     began, foreign = time.monotonic(), machine.busy_seconds() - machine.tree_seconds()
-    store = settings.store or settings.data_dir / "models"
+    given = {name: value for name, value in read_flags(flags).items() if value is not None}
+    given.setdefault("store", settings.store or settings.data_dir / "models")
     with tempfile.TemporaryDirectory(prefix="condensery-rates-") as folder:
-        words = [*args.rest, "--data-dir", str(Path(folder) / "data")]
-        words += [] if flags.store else ["--store", str(store)]
+        words = [word for name, value in given.items() for word in write_flag(name, value)]
+        words += ["--data-dir", str(Path(folder) / "data")]
         with running_server(words, Path(folder) / "log") as server:
-            models, device = find_models(server, args.models)
-            points, memory = measure_all(server, models, args.seconds, args.index_passages)
+            models, device = find_models(server, flags.models)
+            points, memory = measure_all(server, models, flags.seconds, flags.index_passages)
     seconds = time.monotonic() - began
     others = (machine.busy_seconds() - machine.tree_seconds() - foreign) / seconds
     about = machine.describe_machine()
     cores = int(about["cores"])
+    told = {name: value for name, value in given.items() if name != "store"}
+    command = ["condensery bench rates", f"--seconds {flags.seconds:g}"]
+    command += [" ".join(write_flag(name, value)) for name, value in told.items()]
     rates = Rates(
         date=time.strftime("%Y-%m-%d"),
-        command=f"condensery bench rates --seconds {args.seconds:g}",
+        command=" ".join(command),
         machine={**about, "memory_bytes": machine.machine_memory()},
         versions={name: _version(name) for name in ("condensery", "torch", "transformers")},
         foreign_cores=round(max(0.0, others), 3),
@@ -110,15 +127,25 @@ def run_rates(args: argparse.Namespace) -> int:
         points=tuple(points),
         memory=memory,
     )
-    write_rates(args.out, rates)
+    write_rates(flags.out, rates)
     print(format_points(rates))
     if rates.foreign_cores > WARNING_CORES:
         print_note(
             f"other processes used {rates.foreign_cores:.2f} cores meanwhile: what requests took by"
             " the clock is too long, and what they cost a little too much"
         )
-    print_note(f"written to {args.out}; `condensery plan --rates {args.out}` plans with it")
+    print_note(f"written to {flags.out}; `condensery plan --rates {flags.out}` plans with it")
     return 0
+
+
+def write_flag(name: str, value: object) -> list[str]:
+    """Return a setting as words of a command line."""
+    from condensery.settings import flag_of
+
+    flag = flag_of(name)
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    return [flag, str(value)]
 
 
 def format_points(rates: Rates) -> str:

@@ -32,7 +32,7 @@ from condensery.values import Document
 START_SECONDS = 600.0
 STOP_SECONDS = 60.0
 REPLY_SECONDS = 120.0
-LEAST_REQUESTS = 3  # of each caller, whatever the time
+LEAST_REQUESTS = 3  # of a kind, and one of each caller, whatever the time
 BODIES = 16  # different requests of one kind, sent in turn
 LIST = 16  # texts of the longer requests
 LENGTHS = (8, 32, 128)  # tokens, and as many as a model reads
@@ -47,7 +47,7 @@ FILL = 1000  # passages a write
 WRITTEN = "rates-written"
 TOKENIZE = "/tei.v1.Tokenize/Tokenize"
 # What a server of ours must not take over from the environment: where it listens, and its keys.
-NOT_TAKEN = ("HOST", "PORT", "GRPC_PORT", "API_KEY", "KEYS_FILE", "TLS_CERT", "TLS_KEY", "DATA_DIR")
+OUTSIDE = ("HOST", "PORT", "GRPC_PORT", "API_KEY", "KEYS_FILE", "TLS_CERT", "TLS_KEY", "DATA_DIR")
 
 
 def concurrency_of(cores: int) -> int:
@@ -85,11 +85,15 @@ def send_post(connection: http.client.HTTPConnection, path: str, body: bytes) ->
     """Send a request over a connection that is kept, and return the reply's body.
 
     Raises:
-        StartError: The reply is no 200: what is measured would be something else.
+        StartError: There is no reply, or it is no 200: what is measured would be something else.
     """
-    connection.request("POST", path, body, {"content-type": "application/json"})
-    reply = connection.getresponse()
-    content = reply.read()
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        reply = connection.getresponse()
+        content = reply.read()
+    except (OSError, http.client.HTTPException) as error:
+        name = type(error).__name__
+        raise StartError(f"POST {path} failed while it was measured: {name} {error}") from error
     if reply.status != 200:
         text = shorten(content.decode(errors="replace"))
         raise StartError(f"POST {path} got {reply.status} while it was measured: {text}")
@@ -130,7 +134,7 @@ def running_server(flags: Sequence[str], log: Path) -> Iterator[RunningServer]:
 
 
 def _is_left(name: str) -> bool:
-    return name.startswith("CONDENSERY_") and name.removeprefix("CONDENSERY_") in NOT_TAKEN
+    return name.startswith("CONDENSERY_") and name.removeprefix("CONDENSERY_") in OUTSIDE
 
 
 def find_models(
@@ -396,49 +400,51 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
     Raises:
         StartError: A request failed.
     """
-    over_grpc = probe.point.door == "grpc"
+    open_door = open_grpc if probe.point.door == "grpc" else open_rest
+    least = -(-LEAST_REQUESTS // callers)
     times: list[float] = []
     written: list[int] = []
-    failures: list[StartError] = []
+    failures: list[Exception] = []
     turn = itertools.count()
-    begun, _ended = threading.Barrier(callers + 1), threading.Barrier(callers + 1)
-    until = [0.0]
+    began: list[tuple[float, float, float]] = []  # the clock, and CPU time so far
+
+    def begin() -> None:
+        used = machine.cpu_seconds(server.pid), machine.loop_seconds(server.pid)
+        began.append((time.perf_counter(), *used))
+
+    # The last caller to be ready reads the clocks, before any goes on.
+    ready = threading.Barrier(callers, action=begin)
 
     def call() -> None:
-        send = (open_grpc if over_grpc else open_rest)(server, probe.path)
         own: list[float] = []
         try:
+            send = open_door(server, probe.path)
             send(probe.bodies[next(turn) % len(probe.bodies)])  # a new shape prepares its products
-            begun.wait()
-            while len(own) < LEAST_REQUESTS or time.perf_counter() < until[0]:
+            ready.wait()
+            until = began[0][0] + seconds
+            while len(own) < least or time.perf_counter() < until:
                 body = probe.bodies[next(turn) % len(probe.bodies)]
                 sent = time.perf_counter()
                 reply = send(body)
                 own.append(time.perf_counter() - sent)
                 if probe.point.task == "answer":
                     written.append(json.loads(reply)["usage"]["completion_tokens"])
-        except StartError as failure:
+        except threading.BrokenBarrierError:  # another's request failed
+            return
+        except Exception as failure:  # whatever it is, the others must not wait for this caller
             failures.append(failure)
-            begun.abort()
-        except threading.BrokenBarrierError:
-            pass
+            ready.abort()
         times.extend(own)
 
     threads = [threading.Thread(target=call) for _ in range(callers)]
     for thread in threads:
         thread.start()
-    try:
-        until[0] = time.perf_counter() + seconds
-        begun.wait()
-    except threading.BrokenBarrierError:
-        pass
-    began, until[0] = time.perf_counter(), time.perf_counter() + seconds
-    cores, loop = machine.cpu_seconds(server.pid), machine.loop_seconds(server.pid)
     for thread in threads:
         thread.join()
-    took = time.perf_counter() - began
     if failures:
         raise failures[0]
+    then, cores, loop = began[0]
+    took = time.perf_counter() - then
     cores = machine.cpu_seconds(server.pid) - cores
     loop = machine.loop_seconds(server.pid) - loop
     mean, count = statistics.fmean(times), len(times)

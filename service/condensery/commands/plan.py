@@ -8,7 +8,7 @@ from pathlib import Path
 
 from condensery import __version__
 from condensery.capacity import machine
-from condensery.capacity.plan import HOURS_A_MONTH, Plan, Row, Target, make_plan
+from condensery.capacity.plan import HOURS_A_MONTH, SHARE, Plan, Row, Target, make_plan
 from condensery.capacity.rates import MeasuredModel, Rates, read_rates
 from condensery.capacity.traffic import (
     MIXES,
@@ -308,16 +308,22 @@ def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
         ),
         (
             f"waiting: M/G/{servers} by Allen and Cunneen, arrivals at random (Poisson), spread"
-            " evenly over machines, short requests (at most 512 tokens) first; p95 = service at"
-            " this load + the wait that 95 in 100 do not exceed, and never under that alone"
+            " evenly over machines; short requests (at most 512 tokens) and the event loop go"
+            f" first, so that batches take {row.stretch:.3f} times as long; p95 = own time at this"
+            " load + the wait that 95 in 100 do not exceed, and never under that alone:"
+        ),
+        *(
+            f"  {1000 * own:9.1f} +{1000 * wait.quantile(SHARE):9.1f} ms  {kind.kind.name}"
+            f" ({wait.chance:.0%} wait, {1000 * wait.scale:.1f} ms in the mean)"
+            for own, wait, kind in zip(row.own, row.waits, plan.kinds, strict=True)
         ),
     ]
     if plan.streams:
         lines.append(f"answers at once on each: {plan.streams:.2f} (Little: rate x time)")
     memory = rates.memory
     lines.append(
-        f"memory: {memory.peak / GIB:.2f} GiB at most while {rates.concurrency} callers were"
-        f" measured ({memory.start / GIB:.2f} after the start), {memory.stream / 2**20:.2f} MiB an answer"
+        f"memory: {memory.peak / GIB:.2f} GiB at most with {rates.concurrency} callers"
+        f" ({memory.start / GIB:.2f} after the start), {memory.stream / 2**20:.2f} MiB an answer"
         f" beyond {rates.concurrency} at once, {memory.passage / 1024:.2f} KiB a passage"
         f" x {plan.passages:,}"
     )

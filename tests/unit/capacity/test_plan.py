@@ -166,6 +166,28 @@ def test_short_requests_are_not_held_up_by_lists() -> None:
     assert long > 0.162
 
 
+def test_an_answer_waits_twice_and_a_list_once() -> None:
+    lines = ["8/s answer 5 tokens=10", "4/s embed 16 tokens=110"]
+    row = make_plan(RATES, [parse_request(line) for line in lines], Target()).rows[0]
+    answer, listed = (cost_of_kind(RATES, parse_request(line).kind, Target()) for line in lines)
+    assert row.waits[0] == row.waits[1]
+    wait, stretch = row.waits[0].mean, row.stretch
+    assert wait > 0
+    assert row.own[0] == pytest.approx(answer.seconds(row.utilisation) * stretch + wait)
+    assert row.own[1] == pytest.approx(listed.seconds(row.utilisation) * stretch)
+    assert row.p95[1] == pytest.approx(row.own[1] + row.waits[1].quantile(0.95))
+
+
+def test_what_runs_beside_the_server_goes_before_its_batches() -> None:
+    traffic = [parse_request("5/s embed 16 tokens=110")]
+    # Of each request 0.2 ms are the event loop's, and 19.8 outside: 0.1 cores, 0.05 of two.
+    row = make_plan(RATES, traffic, Target(elsewhere=0.0198)).rows[0]
+    assert row.stretch == pytest.approx(1 / 0.95)
+    alone = make_plan(RATES, traffic, Target()).rows[0]
+    assert alone.stretch == pytest.approx(1 / (1 - 5 * 0.0002 / 2))
+    assert row.p95[0] > alone.p95[0]
+
+
 def simulate(rates: Rates, traffic: list[Traffic], seed: int) -> float:
     """Return p95 of all requests, first come first served on the machine's cores, seconds."""
     chance = random.Random(seed)
