@@ -132,18 +132,6 @@ def measure_rates(flags: Sequence[str], seconds: float) -> Rates:
         return read_rates(out)
 
 
-def written_tokens(server: Server, questions: int = 60) -> float:
-    """Return the tokens of an answer as the load asks for them, the mean."""
-    from texts import QUESTIONS
-
-    with Client(server.url) as client:
-        answers = [
-            client.answer(question, index="samples", max_tokens=24)
-            for question in QUESTIONS[:questions]
-        ]
-    return sum(answer.usage.completion_tokens for answer in answers) / len(answers)
-
-
 def foretell(
     rates: Rates, traffic: Sequence[Traffic], elsewhere: float
 ) -> tuple[float, Callable[[float], tuple[float, float, tuple[float, ...]]]]:
@@ -182,37 +170,38 @@ def main() -> int:
             client.create_index(WRITTEN)
         load = Load(server, jobs)
         load.closed(WARM_SECONDS)
-        output = round(written_tokens(server))
         neighbours, own, cores = Neighbours(server), own_cpu_seconds(), server.cpu_seconds()
         capacity = load.closed(args.seconds)
         sent = sum(map(len, load.times.values()))
         elsewhere = (own_cpu_seconds() - own) / sent
-        server_cores = (server.cpu_seconds() - cores) / sent * capacity
-        traffic = [
-            replace(line, kind=replace(line.kind, output=max(1, output)))
-            if line.kind.task == "answer"
-            else line
-            for line in traffic_of(jobs, 1.0)
-        ]
+        each = (server.cpu_seconds() - cores) / sent
+        traffic = traffic_of(jobs, 1.0)
         ours, at = foretell(rates, traffic, elsewhere)
         rate = args.share * ours
-        cores, began = server.cpu_seconds(), time.perf_counter()
+        cores = server.cpu_seconds()
         sent_rate = load.open(rate, args.seconds)
-        busy = (server.cpu_seconds() - cores) / (time.perf_counter() - began)
+        each_below = (server.cpu_seconds() - cores) / sum(map(len, load.times.values()))
         foreign = neighbours.cores()
     utilisation, all_p95, p95 = at(sent_rate)
     kinds = {line.kind: seconds for line, seconds in zip(traffic, p95, strict=True)}
     rows = [
         ("capacity, requests/s", ours, capacity),
-        ("server's cores at that rate", utilisation * rates.servers - elsewhere * sent_rate, busy),
+        (
+            "the server's core-ms a request then",
+            1000 * (rates.servers / ours - elsewhere),
+            1000 * each,
+        ),
+        (
+            f"and at {args.share:.0%} of it",
+            1000 * (utilisation * rates.servers / sent_rate - elsewhere),
+            1000 * each_below,
+        ),
         ("p95 of all, ms", 1000 * all_p95, 1000 * percentile(_all(load.times), 0.95)),
     ]
     for job, times in load.times.items():
-        kind = JOBS[job]
-        kind = replace(kind, output=max(1, output)) if kind.task == "answer" else kind
-        rows.append((f"p95 of {job}, ms", 1000 * kinds[kind], 1000 * percentile(times, 0.95)))
+        rows.append((f"p95 of {job}, ms", 1000 * kinds[JOBS[job]], 1000 * percentile(times, 0.95)))
     print(f"\nrates of {rates.date}; the load's own work {1000 * elsewhere:.2f} core-ms a request;")
-    print(f"server {server_cores:.2f} cores at the capacity; others {foreign:.2f} cores meanwhile")
+    print(f"other processes used {foreign:.2f} cores meanwhile;")
     print(f"then {sent_rate:.1f} requests/s, {args.share:.0%} of the capacity foretold\n")
     print("| | plan | load test | plan / load test |\n|---|---|---|---|")
     for name, planned, measured in rows:
@@ -225,13 +214,12 @@ def main() -> int:
         "elsewhere_ms": 1000 * elsewhere,
         "foreign_cores": foreign,
         "rate": sent_rate,
-        "answer_tokens": output,
         "rows": [dict(zip(("what", "plan", "load_test"), row, strict=True)) for row in rows],
     }
     keep(figures, recording, args.out)
     off = [
         f"{name}: {planned / measured - 1:+.0%}"
-        for name, planned, measured in (rows[0], rows[2])
+        for name, planned, measured in (rows[0], rows[3])
         if abs(planned / measured - 1) > args.within
     ]
     for line in off:

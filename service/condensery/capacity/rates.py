@@ -244,7 +244,12 @@ class Rates:
         return min(points, key=lambda point: point.output), max(points, key=lambda p: p.output)
 
     def door(self, *, concurrent: bool) -> Cost:
-        """Return what a request takes that no model works on."""
+        """Return what a request takes that no model works on.
+
+        Nothing where that was not measured, as without an encoder: it is in the first text then.
+        """
+        if not any(point.task == "door" for point in self.points):
+            return Cost()
         return self.cost_of(self._points("door", "", concurrent=concurrent)[0])
 
     def grpc_more(self, *, concurrent: bool) -> Cost | None:

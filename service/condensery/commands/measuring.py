@@ -41,6 +41,7 @@ QUESTION_ROOM = 35
 ANSWER_PASSAGES, ANSWER_LENGTH, ANSWER_TOKENS = 5, 96, 32
 WRITE_LENGTH = 85
 CHARACTERS = 4.33  # a token, of the samples by WordPiece: where no encoder's tokenizer is there
+MEASURED_KINDS = ("encoder", "oscar-pair", "reranker")
 INDEX = "rates"
 LEAST_INDEX = 1000
 FILL = 1000  # passages a write
@@ -75,6 +76,11 @@ class RunningServer:
         finally:
             connection.close()
 
+    def has_encoder(self) -> bool:
+        """Whether any encoder serves, measured or not: its tokenizer counts."""
+        with Client(f"http://127.0.0.1:{self.port}") as client:
+            return any(info.kind == "encoder" for info in client.models())
+
     def make_index(self, name: str, encoder: str) -> None:
         """Make an index of an encoder's vectors."""
         with Client(f"http://127.0.0.1:{self.port}") as client:
@@ -87,13 +93,19 @@ def send_post(connection: http.client.HTTPConnection, path: str, body: bytes) ->
     Raises:
         StartError: There is no reply, or it is no 200: what is measured would be something else.
     """
-    try:
-        connection.request("POST", path, body, {"content-type": "application/json"})
-        reply = connection.getresponse()
-        content = reply.read()
-    except (OSError, http.client.HTTPException) as error:
-        name = type(error).__name__
-        raise StartError(f"POST {path} failed while it was measured: {name} {error}") from error
+    for again in (True, False):
+        try:
+            connection.request("POST", path, body, {"content-type": "application/json"})
+            reply = connection.getresponse()
+            content = reply.read()
+            break
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            # One that was idle for some seconds, while other callers got ready, may be closed.
+            if again and isinstance(error, ConnectionError):
+                continue
+            name = type(error).__name__
+            raise StartError(f"POST {path} failed while it was measured: {name} {error}") from error
     if reply.status != 200:
         text = shorten(content.decode(errors="replace"))
         raise StartError(f"POST {path} got {reply.status} while it was measured: {text}")
@@ -170,7 +182,7 @@ def find_models(
         for info in infos
         if not wanted or info.name in wanted
     ]
-    if not any(model.kind in ("encoder", "oscar-pair", "reranker") for model in models):
+    if not any(model.kind in MEASURED_KINDS for model in models):
         raise InputError.at("--models", "no encoder, pair or reranker is among them", wanted)
     return models, models[0].device
 
@@ -263,7 +275,10 @@ class Probe:
 
 
 def measure_all(
-    server: RunningServer, models: Sequence[MeasuredModel], seconds: float, index_passages: int
+    server: RunningServer,
+    models: Sequence[MeasuredModel],
+    seconds: float,
+    index_passages: int,
 ) -> tuple[list[Point], Memory]:
     """Measure every kind of request that the models can do.
 
@@ -275,13 +290,19 @@ def measure_all(
     Raises:
         StartError: A request failed.
     """
+    for model in models:
+        if model.kind not in MEASURED_KINDS:
+            print_note(f"{model.name} is a {model.kind}: what those cost is not measured")
     start, _ = machine.memory_bytes(server.pid)
     encoders = [model for model in models if model.kind == "encoder"]
-    texts = Texts(server, counts=bool(encoders))
+    counts = server.has_encoder()
+    texts = Texts(server, counts=counts)
     callers_at_once = concurrency_of(len(os.sched_getaffinity(0)))
     probes = [probe for model in models for probe in probes_of(model, texts)]
+    if counts:  # what goes through a door alone is cut into tokens
+        probes += door_probes(texts)
     if encoders:
-        probes += [*door_probes(texts), *write_probes(server, encoders[0], texts)]
+        probes += write_probes(server, encoders[0], texts)
     searches = 2 if encoders else 0
     each = seconds / (2 * (len(probes) + searches))
     points: list[Point] = []
@@ -324,7 +345,7 @@ def probes_of(model: MeasuredModel, texts: Texts) -> Iterator[Probe]:
                 point = blank("embed", model.name, count, tokens)
                 yield make_probe(point, "/v1/embeddings", bodies)
     elif model.kind in ("oscar-pair", "reranker"):
-        for tokens in _lengths(PAIR_LENGTHS, model.max_tokens - QUESTION_ROOM):
+        for tokens in _lengths(PAIR_LENGTHS, max(1, model.max_tokens - QUESTION_ROOM)):
             for count in (1, LIST):
                 asked = list(zip(texts.questions, texts.lists(tokens, count), strict=False))
                 bodies = [{"model": model.name, "query": q, "documents": some} for q, some in asked]
@@ -436,7 +457,7 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
             ready.abort()
         times.extend(own)
 
-    threads = [threading.Thread(target=call) for _ in range(callers)]
+    threads = [threading.Thread(target=call, daemon=True) for _ in range(callers)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from measured_rates import make_point, make_rates
 
+from condensery.capacity.plan import Target, cost_of_kind
 from condensery.capacity.rates import Cost, read_rates, write_rates
+from condensery.capacity.traffic import parse_request
 from condensery.errors import InputError, ModelNotFound
 
 
@@ -53,9 +55,18 @@ def test_what_was_not_measured_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"400.*110 tokens"):
         rates.cost("embed", "enc", 1, 400, concurrent=False)
     without = make_rates(points=make_point("embed", "enc", 2, 1, tokens=10))
-    with pytest.raises(InputError, match="door"):
-        without.door(concurrent=False)
+    with pytest.raises(InputError, match="answer"):
+        without.answers("pair", concurrent=False)
     assert without.grpc_more(concurrent=False) is None
+
+
+def test_without_a_door_of_its_own_a_request_costs_the_same() -> None:
+    rates = make_rates()
+    without = make_rates(points=tuple(p for p in rates.points if p.task != "door"))
+    kind = parse_request("1/s embed 4 tokens=60").kind
+    one, other = (cost_of_kind(some, kind, Target()) for some in (rates, without))
+    assert other.alone.work == pytest.approx(one.alone.work)
+    assert other.concurrent.work == pytest.approx(one.concurrent.work)
 
 
 def test_an_accelerators_work_is_what_its_callers_kept_it_busy() -> None:
