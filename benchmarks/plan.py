@@ -122,12 +122,13 @@ def _together(calls: Sequence[Callable[[], None]]) -> None:
         thread.join()
 
 
-def measure_rates(flags: Sequence[str], seconds: float) -> Rates:
+def measure_rates(flags: Sequence[str], models: Sequence[str], seconds: float) -> Rates:
     """Run `condensery bench rates` as its users do."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rates.json"
         command = [str(Path(sys.executable).with_name("condensery")), "bench", "rates"]
         command += ["--out", str(out), "--seconds", str(seconds), *flags]
+        command += ["--models", *models]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return read_rates(out)
 
@@ -153,6 +154,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rates", type=Path, help="measured already, by the same flags")
     parser.add_argument("--rates-seconds", type=float, default=150.0)
+    parser.add_argument(
+        "--models", nargs="+", default=["minilm-l6", "oscar-mini"], help="those that the mix asks"
+    )
     parser.add_argument("--mix", choices=sorted(MIXES), default="mix")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the two loads")
     parser.add_argument("--share", type=float, default=0.65, help="of the capacity, in the second")
@@ -162,7 +166,11 @@ def main() -> int:
     args = parser.parse_args()
     recording = begin("../benchmarks/plan.py")
     flags, jobs = args.flags.split(), MIXES[args.mix]
-    rates = read_rates(args.rates) if args.rates else measure_rates(flags, args.rates_seconds)
+    rates = (
+        read_rates(args.rates)
+        if args.rates
+        else measure_rates(flags, args.models, args.rates_seconds)
+    )
     # The capacity is wanted, and no refusals before it.
     patient = ["--samples", "--max-queue-seconds", "600", *flags]
     with workplace() as folder, serving(folder, patient) as server:

@@ -5,11 +5,8 @@ A line of traffic is written as people say it, ``40/s embed``, ``2/s rerank 32 t
 mixes and profiles are here too, so that a load which is run can be planned for by the same name.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from condensery.errors import InputError, shorten
@@ -18,7 +15,7 @@ Task = Literal["embed", "rerank", "query", "answer", "write"]
 Job = Literal["embed 1", "embed 16", "rerank 8", "query", "answer", "answer streamed", "write 4"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
-MOST_COUNT, MOST_TOKENS, MOST_PASSAGES = 100_000, 1_000_000, 10**10
+MOST_NUMBER = 10**10
 MOST_RATE = 1e7  # requests a second
 # Of the index `samples`, by the default encoder's tokenizer: what the load tests send. And what
 # they get: the mean answer of `oscar-mini` to every sixth of the questions (2.8 tokens).
@@ -67,19 +64,14 @@ class Traffic:
     rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """What a file of traffic says.
-
-    Attributes:
-        p95_ms: Target; None where the file has none.
-        cost_an_hour: Of one machine; None where the file has none.
-    """
-
-    traffic: tuple[Traffic, ...]
-    p95_ms: float | None = None
-    cost_an_hour: float | None = None
-
+# Of a task's requests: count and tokens by default, and what may be said of them.
+DEFAULTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "embed": (1, QUESTION_TOKENS, ("count", "tokens", "model")),
+    "rerank": (10, PASSAGE_TOKENS, ("count", "tokens", "model")),
+    "query": (1, QUESTION_TOKENS, ("passages", "model")),
+    "answer": (5, PASSAGE_TOKENS, ("count", "tokens", "output", "passages", "model")),
+    "write": (1, PASSAGE_TOKENS, ("count", "tokens", "model")),
+}
 
 # Twenty passages are found and compressed, as by default.
 _SAMPLE_QUESTION = RequestKind("answer", 20, PASSAGE_TOKENS, SAMPLE_ANSWER, SAMPLE_PASSAGES)
@@ -168,119 +160,52 @@ def traffic_of(jobs: Mapping[Job, int], rate: float) -> tuple[Traffic, ...]:
     return tuple(Traffic(kind, rate * share / whole) for kind, share in shares.items())
 
 
-def parse_request(text: str, field: str = "--request") -> Traffic:
+def parse_request(text: str) -> Traffic:
     """Read a line of traffic.
 
     ``RATE[/s] TASK [COUNT] [tokens=N] [output=N] [passages=N] [model=NAME]``, words apart by
     blanks. ``streamed`` may stand behind ``answer``, as the load tests say it; it costs the same.
 
-    Args:
-        text: The line.
-        field: What messages call it.
-
     Raises:
-        InputError: Names the field, the word and what is allowed.
+        InputError: Names the word and what is allowed.
     """
     words = text.split()
     if len(words) < 2:
-        raise InputError.at(field, f"{shorten(text)} is not RATE/s TASK [COUNT] [NAME=VALUE]", text)
-    rate = _number(words[0].removesuffix("/s"), field, "a rate in requests a second", MOST_RATE)
+        raise _wrong(f"{shorten(text)} is not RATE/s TASK [COUNT] [NAME=VALUE]")
+    try:
+        rate = float(words[0].removesuffix("/s"))
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= MOST_RATE:  # false for nan too
+        raise _wrong(
+            f"{shorten(words[0])} is not a rate above 0 and at most {MOST_RATE:g} a second"
+        )
     task = words[1]
     if task not in TASKS:
-        raise InputError.at(field, f"{shorten(task)} is not one of {', '.join(TASKS)}", task)
-    values: dict[str, Any] = {"count": _default_count(task), "tokens": _default_tokens(task)}
+        raise _wrong(f"{shorten(task)} is not one of {', '.join(TASKS)}")
+    count, tokens, own = DEFAULTS[task]
+    values: dict[str, Any] = {"count": count, "tokens": tokens}
     if task == "query":
         values["passages"] = SAMPLE_PASSAGES
     for place, word in enumerate(words[2:]):
+        if word == "streamed" and task == "answer" and not place:
+            continue
         name, equals, value = word.partition("=")
         if not equals:
-            if word == "streamed" and task == "answer" and place == 0:
-                continue
-            values["count"] = _whole(word, field, "COUNT", MOST_COUNT)
-        elif name == "model" and value:
+            name, value = "count", word
+        if name not in own:
+            raise _wrong(f"{shorten(word)} means nothing for {task}, which has {', '.join(own)}")
+        if name == "model" and value:
             values["model"] = value
-        elif name in ("tokens", "output", "passages"):
-            most = MOST_PASSAGES if name == "passages" else MOST_TOKENS
-            values[name] = _whole(value, field, name, most)
+        elif value.isdecimal() and 1 <= int(value) <= MOST_NUMBER:
+            values[name] = int(value)
         else:
-            raise InputError.at(
-                field, f"{shorten(word)} is not COUNT, tokens=, output=, passages= or model=", word
-            )
-    _refuse_meaningless(task, values, field)
+            raise _wrong(f"{name} is from 1 to {MOST_NUMBER}, got {shorten(value)}")
     return Traffic(RequestKind(task=task, **values), rate)
 
 
-def read_mix(path: Path) -> Mix:
-    """Read a JSON file of traffic: ``requests`` (lines), and perhaps ``p95_ms``, ``cost_an_hour``.
-
-    Raises:
-        InputError: It cannot be read, or a field of it is wrong; the message names it.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{shorten(str(path))}: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{shorten(str(path))}: an object is needed, with `requests`")
-    if unknown := sorted(content.keys() - {"requests", "p95_ms", "cost_an_hour"}):
-        raise InputError.at(unknown[0], "is not one of requests, p95_ms, cost_an_hour", None)
-    lines = content.get("requests")
-    if not isinstance(lines, list) or not lines:
-        raise InputError.at("requests", f"needs a list of lines, got {shorten(str(lines))}", lines)
-    for number, line in enumerate(lines):
-        if not isinstance(line, str):
-            got = shorten(str(line))
-            raise InputError.at(f"requests[{number}]", f"a line is needed, got {got}", line)
-    traffic = tuple(parse_request(line, f"requests[{n}]") for n, line in enumerate(lines))
-    limits = {name: content.get(name) for name in ("p95_ms", "cost_an_hour")}
-    for name, value in limits.items():
-        if value is not None and not _is_positive(value):
-            raise InputError.at(name, f"{shorten(str(value))} is not a number above 0", value)
-    return Mix(traffic, **limits)
-
-
-def _default_count(task: str) -> int:
-    return {"rerank": 10, "answer": 5}.get(task, 1)
-
-
-def _default_tokens(task: str) -> int:
-    return QUESTION_TOKENS if task in ("embed", "query") else PASSAGE_TOKENS
-
-
-def _refuse_meaningless(task: str, values: Mapping[str, Any], field: str) -> None:
-    """Refuse what says nothing of the task, rather than leave it out of the plan."""
-    alone = {"output": ("answer",), "passages": ("answer", "query")}
-    for name, tasks in alone.items():
-        if name in values and task not in tasks:
-            wrong = f"{name}={values[name]} means nothing for {task}"
-            raise InputError.at(field, wrong, values[name])
-    if task == "query" and (values["count"], values["tokens"]) != (1, QUESTION_TOKENS):
-        wrong = "a query has one question of the measured length; neither COUNT nor tokens="
-        raise InputError.at(field, wrong, values["count"])
-
-
-def _whole(text: str, field: str, name: str, most: int) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        wrong = f"{name} is a whole number from 1 to {most}, got {shorten(text)}"
-        raise InputError.at(field, wrong, text)
-    return int(text)
-
-
-def _number(text: str, field: str, what: str, most: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= most:  # false for nan too
-        raise InputError.at(
-            field, f"{shorten(text)} is not {what}, above 0 and at most {most:g}", text
-        )
-    return value
-
-
-def _is_positive(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]
+def _wrong(what: str) -> InputError:
+    return InputError.at("--request", what)
 
 
 def total_rate(traffic: Sequence[Traffic]) -> float:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from condensery import __version__
@@ -13,28 +13,46 @@ from condensery.capacity.rates import MeasuredModel, Rates, read_rates
 from condensery.capacity.traffic import (
     MIXES,
     PROFILES,
-    Mix,
+    TASKS,
+    Traffic,
     parse_request,
-    read_mix,
     total_rate,
     traffic_of,
 )
 from condensery.commands.common import Parsers, format_table, print_note
-from condensery.errors import InputError, shorten
+from condensery.errors import InputError
 
 FOREIGN_CORES = 0.1  # used by others while rates were measured: more is told
 GIB = 2**30
+# Flag, default, least, most, and what it is.
+WANTED: tuple[tuple[str, float | None, float, float, str], ...] = (
+    ("--p95-ms", None, 0.001, 1e9, "p95 of every kind of request, milliseconds"),
+    ("--utilisation", 0.8, 0.01, 0.99, "of a machine, at most, whatever the latencies"),
+    ("--spare", 1, 0, 1000, "machines that may be lost"),
+    ("--cost-an-hour", None, 0, 1e9, "of one machine"),
+    ("--grpc-share", 0.0, 0, 1, "of the requests that come over gRPC; the rest is REST"),
+    (
+        "--elsewhere-ms",
+        0.0,
+        0,
+        1e6,
+        "core-ms that a request takes of the same machine outside the server: a proxy",
+    ),
+)
 DESCRIPTION = (
     "Say how many machines a traffic needs for a latency, their memory and cost, and why: each line"
-    " of the arithmetic with its measured rate. Rates are what `condensery bench rates` wrote. The"
-    " traffic is --request, a --mix file, or a load test's --profile."
+    " of the arithmetic with its measured rate. Rates are what `condensery bench rates` wrote. Flags may"
+    " stand in a file, one a line: @FILE."
 )
 
 
 def add_plan(parsers: Parsers) -> None:
     """Add ``plan``."""
     parser = parsers.add_parser(
-        "plan", help="how many machines a traffic needs, and why", description=DESCRIPTION
+        "plan",
+        help="how many machines a traffic needs, and why",
+        description=DESCRIPTION,
+        fromfile_prefix_chars="@",
     )
     parser.add_argument(
         "--rates",
@@ -49,64 +67,47 @@ def add_plan(parsers: Parsers) -> None:
         action="append",
         metavar="LINE",
         help='"RATE/s TASK [COUNT] [tokens=N] [output=N] [passages=N] [model=NAME]", TASK one of'
-        ' embed, rerank, query, answer, write: "2/s rerank 32 tokens=120"; again for each kind',
-    )
-    traffic.add_argument(
-        "--mix",
-        metavar="FILE",
-        help="a JSON file: `requests` (such lines), perhaps `p95_ms` and `cost_an_hour`;"
-        f" or, with --profile, one of {', '.join(MIXES)} (default: mix)",
+        f' {", ".join(TASKS)}: "2/s rerank 32 tokens=120"; again for each kind',
     )
     traffic.add_argument(
         "--profile", choices=sorted(PROFILES), help="a load test's, at its highest rate"
     )
     traffic.add_argument(
-        "--rate", type=float, metavar="R", help="requests a second of all kinds together instead"
+        "--mix", choices=sorted(MIXES), default="mix", help="of the profile (default: mix)"
     )
+    traffic.add_argument("--rate", type=float, metavar="R", help="scale all to R requests a second")
     wanted = parser.add_argument_group("what is wanted")
-    wanted.add_argument("--p95-ms", type=float, metavar="MS", help="of every kind of request")
-    wanted.add_argument(
-        "--utilisation",
-        type=float,
-        default=0.8,
-        metavar="SHARE",
-        help="of a machine, at most, whatever the latencies (default: %(default)s)",
-    )
-    wanted.add_argument(
-        "--spare",
-        type=int,
-        default=1,
-        metavar="N",
-        help="machines that may be lost (default: %(default)s)",
-    )
-    wanted.add_argument("--cost-an-hour", type=float, metavar="COST", help="of one machine")
-    wanted.add_argument(
-        "--grpc-share",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="of the requests that come over gRPC; the rest is REST (default: %(default)s)",
-    )
-    wanted.add_argument(
-        "--elsewhere-ms",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="core-milliseconds that a request takes of the same machine outside the server: a"
-        " proxy, a load generator (default: %(default)s)",
-    )
+    for flag, default, _, _, help in WANTED:
+        more = "" if default is None else " (default: %(default)g)"
+        kind = int if isinstance(default, int) else float
+        wanted.add_argument(flag, type=kind, default=default, metavar="N", help=help + more)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run_plan)
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Print a plan."""
-    mix = read_traffic(args)
-    target = read_target(args, mix)
+    """Print a plan.
+
+    Raises:
+        InputError: A value is out of its range, a rate was not measured, the target cannot be met.
+    """
+    for flag, _, least, most, _ in WANTED:
+        value = getattr(args, flag[2:].replace("-", "_"))
+        if value is not None and not least <= value <= most:
+            raise InputError.at(flag, f"{value:g} is not from {least:g} to {most:g}", value)
+    traffic, bound = read_traffic(args)
+    target = Target(
+        p95_ms=args.p95_ms or bound or math.inf,
+        most_load=args.utilisation,
+        spare=args.spare,
+        cost_an_hour=args.cost_an_hour or 0.0,
+        elsewhere=args.elsewhere_ms / 1000,
+        grpc_share=args.grpc_share,
+    )
     rates = read_rates(args.rates)
     for line in find_doubts(rates):
         print_note(f"note: {line}")
-    plan = make_plan(rates, mix.traffic, target)
+    plan = make_plan(rates, traffic, target)
     if args.json:
         content = {**asdict(plan), "machines": plan.machines, "doubts": find_doubts(rates)}
         print(json.dumps(_finite(content), ensure_ascii=False))
@@ -115,62 +116,22 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_traffic(args: argparse.Namespace) -> Mix:
-    """Return the traffic of the arguments.
+def read_traffic(args: argparse.Namespace) -> tuple[tuple[Traffic, ...], float]:
+    """Return the traffic of the arguments, and its own bound of p95, ms; 0 is none.
 
     Raises:
-        InputError: There is none, or more than one; a line or the file is wrong.
+        InputError: There is none, or two; a line is wrong.
     """
-    given = [args.request, args.profile, None if args.profile else args.mix]
-    if sum(value is not None for value in given) != 1:
-        raise InputError("give one of --request (as often as needed), --mix FILE and --profile")
+    if bool(args.request) == bool(args.profile):
+        raise InputError("give --request, as often as there are kinds, or --profile; one of them")
     if args.rate is not None and not 0 < args.rate < math.inf:
         raise InputError.at("--rate", f"{args.rate:g} is not above 0", args.rate)
     if args.profile:
-        name = args.mix or "mix"
-        if name not in MIXES:
-            known = ", ".join(MIXES)
-            raise InputError.at("--mix", f"{shorten(name)} is not one of {known}", name)
         profile = PROFILES[args.profile]
-        return Mix(traffic_of(MIXES[name], args.rate or profile.peak), profile.p95_ms or None)
-    if args.request is not None:
-        mix = Mix(tuple(parse_request(line) for line in args.request))
-    else:
-        mix = read_mix(Path(args.mix))
-    if args.rate is None:
-        return mix
-    factor = args.rate / total_rate(mix.traffic)
-    lines = tuple(type(line)(line.kind, line.rate * factor) for line in mix.traffic)
-    return Mix(lines, mix.p95_ms, mix.cost_an_hour)
-
-
-def read_target(args: argparse.Namespace, mix: Mix) -> Target:
-    """Return what is wanted; flags come before what the traffic's file says.
-
-    Raises:
-        InputError: A value is out of its range.
-    """
-    p95 = mix.p95_ms if args.p95_ms is None else args.p95_ms
-    cost = mix.cost_an_hour if args.cost_an_hour is None else args.cost_an_hour
-    ranges = (
-        ("--p95-ms", p95, 0.001, 1e9),
-        ("--cost-an-hour", cost, 0, 1e9),
-        ("--utilisation", args.utilisation, 0.01, 0.99),
-        ("--spare", args.spare, 0, 1000),
-        ("--grpc-share", args.grpc_share, 0, 1),
-        ("--elsewhere-ms", args.elsewhere_ms, 0, 1e6),
-    )
-    for flag, value, least, most in ranges:
-        if value is not None and not least <= value <= most:
-            raise InputError.at(flag, f"{value:g} is not from {least:g} to {most:g}", value)
-    return Target(
-        p95_ms=p95 or math.inf,
-        most_load=args.utilisation,
-        spare=args.spare,
-        cost_an_hour=cost or 0.0,
-        elsewhere=args.elsewhere_ms / 1000,
-        grpc_share=args.grpc_share,
-    )
+        return traffic_of(MIXES[args.mix], args.rate or profile.peak), profile.p95_ms
+    traffic = tuple(map(parse_request, args.request))
+    factor = args.rate / total_rate(traffic) if args.rate else 1.0
+    return tuple(replace(line, rate=line.rate * factor) for line in traffic), 0.0
 
 
 def find_doubts(rates: Rates) -> list[str]:

@@ -1,8 +1,5 @@
 """Traffic as people write it, and as the load tests have it."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from condensery.capacity.traffic import (
@@ -11,7 +8,6 @@ from condensery.capacity.traffic import (
     PROFILES,
     RequestKind,
     parse_request,
-    read_mix,
     total_rate,
     traffic_of,
 )
@@ -61,52 +57,15 @@ def test_a_kinds_name_is_read_as_that_kind_again() -> None:
         ("4/s embed length=4", "length=4"),
         ("4/s embed output=4", "output=4"),
         ("4/s rerank passages=4", "passages=4"),
-        ("4/s query 3", "COUNT"),
+        ("4/s query 3", "3"),
         ("4/s embed streamed", "streamed"),
-        ("4/s embed model=", "model="),
+        ("4/s embed model=", "model"),
     ],
 )
 def test_a_line_that_is_wrong_is_refused_by_its_word(line: str, told: str) -> None:
     with pytest.raises(InputError, match="--request") as error:
         parse_request(line)
     assert told in error.value.message
-
-
-def test_a_file_has_lines_and_what_is_wanted(tmp_path: Path) -> None:
-    file = tmp_path / "mix.json"
-    file.write_text(json.dumps({"requests": ["4/s embed", "1/s query"], "p95_ms": 500}))
-    mix = read_mix(file)
-    assert [line.kind.task for line in mix.traffic] == ["embed", "query"]
-    assert (mix.p95_ms, mix.cost_an_hour, total_rate(mix.traffic)) == (500, None, 5)
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("{", "mix.json"),
-        ("[]", "requests"),
-        ("{}", "requests"),
-        ('{"requests": []}', "requests"),
-        ('{"requests": ["4/s embed", 7]}', r"requests\[1\]"),
-        ('{"requests": ["4/s embed", "x"]}', r"requests\[1\]"),
-        ('{"requests": ["4/s embed"], "p95": 3}', "p95"),
-        ('{"requests": ["4/s embed"], "p95_ms": -3}', "p95_ms.*-3"),
-        ('{"requests": ["4/s embed"], "p95_ms": true}', "p95_ms"),
-        ('{"requests": ["4/s embed"], "cost_an_hour": "x"}', "cost_an_hour"),
-    ],
-)
-def test_a_file_that_is_wrong_is_refused_by_its_field(
-    tmp_path: Path, content: str, told: str
-) -> None:
-    file = tmp_path / "mix.json"
-    file.write_text(content)
-    with pytest.raises(InputError, match=told):
-        read_mix(file)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.json"):
-        read_mix(tmp_path / "none.json")
 
 
 def test_the_load_tests_mixes_are_traffic_at_their_rate() -> None:

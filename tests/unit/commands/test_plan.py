@@ -61,14 +61,13 @@ def test_a_profile_of_the_load_tests_is_planned_for_by_name(rates: Path) -> None
     assert sum(line["rate"] for line in content["traffic"]) == pytest.approx(2)
 
 
-def test_a_file_has_the_mix_and_flags_come_first(rates: Path, tmp_path: Path) -> None:
-    file = tmp_path / "mix.json"
-    content = {"requests": ["4/s embed tokens=10"], "p95_ms": 1, "cost_an_hour": 3}
-    file.write_text(json.dumps(content))
-    _, error = plan(rates, "--mix", str(file), status=1)
+def test_flags_may_stand_in_a_file_and_later_ones_come_first(rates: Path, tmp_path: Path) -> None:
+    file = tmp_path / "traffic"
+    file.write_text("--request=4/s embed tokens=10\n--p95-ms=1\n--cost-an-hour=3\n")
+    _, error = plan(rates, f"@{file}", status=1)
     assert "p95 of 1 ms cannot be met" in error
     assert "alone takes 3.0 ms here" in error
-    printed = plan(rates, "--mix", str(file), "--p95-ms", "100", "--spare", "0", "--json")[0]
+    printed = plan(rates, f"@{file}", "--p95-ms", "100", "--spare", "0", "--json")[0]
     assert json.loads(printed)["cost_a_month"] == pytest.approx(3 * 730)
 
 
@@ -103,8 +102,6 @@ def test_rates_of_elsewhere_are_told_and_not_silently_used(rates: Path, tmp_path
         (("--request", "1/s embed", "--utilisation", "1"), "--utilisation"),
         (("--request", "1/s embed", "--spare", "-1"), "--spare"),
         (("--request", "1/s embed", "--grpc-share", "2"), "--grpc-share"),
-        (("--profile", "soak", "--mix", "mixed"), "mixed"),
-        (("--mix", "none.json"), "none.json"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(
