@@ -33,16 +33,11 @@ def test_rates_are_measured_and_planned_with(store_with_pair: Path, tmp_path: Pa
         assert point.loop_seconds <= point.core_seconds * 1.5, point.label
     assert rates.memory.start > 50 * 2**20
     assert rates.memory.peak >= rates.memory.start
-    # More of the same costs more: the law that a plan's lines rest on.
-    for concurrent in (False, True):
-        for task, model in (("embed", "minilm-l6"), ("compress", "oscar-mini")):
-            short, long = (
-                rates.cost(task, model, 16, tokens, concurrent=concurrent)[0].plus(
-                    rates.cost(task, model, 16, tokens, concurrent=concurrent)[1], 15
-                )
-                for tokens in (32, 150)
-            )
-            assert long.work > short.work > 0
+    # Longer texts cost more, each of them: the law that a plan's lines rest on.
+    for task, model in (("embed", "minilm-l6"), ("compress", "oscar-mini")):
+        short, long = (rates.texts(task, model, tokens)[1] for tokens in (32, 150))
+        assert long.alone > short.alone > 0
+        assert long.concurrent > short.concurrent > 0
     plan = ["plan", "--rates", str(out), "--profile", "soak", "--json"]
     planned = run_whole([CONDENSERY, *plan], 60)
     assert planned.returncode == 0, planned.stderr

@@ -12,7 +12,7 @@ the two would make: ``r = A / (1 + A - C)``. It is 1 where ``C`` is: that rate i
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from condensery.capacity.queueing import Service, Wait, mixed_quantile, short_first
@@ -25,22 +25,16 @@ MOST_MACHINES = 100_000
 # Of a request, as the service itself tells short from long (runtime/queue.py, SHORT_TOKENS).
 SHORT_TOKENS = 512
 SHARE = 0.95
+MEMORY_SHARE = 0.8  # of a machine's memory, for the server
 
 
 @dataclass(frozen=True, slots=True)
 class CostPart:
-    """A part of a request's cost: ``times`` times what was measured.
-
-    Attributes:
-        label: What it is.
-        alone: Once, seconds of a server, nobody else there.
-        concurrent: Once, concurrent.
-    """
+    """A part of a request's cost: so many times what was measured."""
 
     label: str
     times: float
-    alone: float
-    concurrent: float
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +42,16 @@ class KindCost:
     """What a kind of request takes.
 
     Attributes:
-        alone: Nobody else there.
-        concurrent: Among concurrent ones.
+        cost: The sum of ``parts``.
         bare_p95: What 95 in 100 did not exceed, alone, seconds.
         scv: Squared coefficient of variation of one kind's own times.
         ahead: Of the work, what goes before batches: the event loop, and what is outside the
             server, which run at a higher priority on the same cores, seconds of one.
-        parts: What the two are made of.
     """
 
     kind: RequestKind
     model: str
-    alone: Cost
-    concurrent: Cost
+    cost: Cost
     bare_p95: float
     scv: float
     ahead: float
@@ -71,7 +62,7 @@ class KindCost:
         """Whether it goes first."""
         kind = self.kind
         few = kind.count * kind.tokens <= SHORT_TOKENS
-        return kind.task == "query" or (kind.task in ("embed", "rerank", "write") and few)
+        return kind.task == "query" or (kind.task != "answer" and few)
 
     @property
     def turns(self) -> int:
@@ -80,14 +71,15 @@ class KindCost:
 
     def work(self, load: float) -> float:
         """Return the seconds of a server that one takes at a utilisation."""
-        return (1 - load) * self.alone.work + load * self.concurrent.work
+        return (1 - load) * self.cost.alone + load * self.cost.concurrent
 
     def seconds(self, load: float) -> float:
         """Return how long one takes at a utilisation, its waiting left out.
 
         Alone a list is spread over all cores; the busier they are, the fewer it finds.
         """
-        return self.alone.seconds + load * max(0.0, self.work(load) - self.alone.seconds)
+        alone = self.cost.seconds
+        return alone + load * max(0.0, self.work(load) - alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +93,6 @@ class Target:
         cost_an_hour: Of one machine; 0 is not asked for.
         elsewhere: Seconds of a core that each request takes on the same machine outside the server.
         grpc_share: Of requests, those over gRPC.
-        memory_share: Of a machine's memory, what the server may take in the plan; the rest is left.
     """
 
     p95_ms: float = math.inf
@@ -110,7 +101,6 @@ class Target:
     cost_an_hour: float = 0.0
     elsewhere: float = 0.0
     grpc_share: float = 0.0
-    memory_share: float = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,118 +178,82 @@ def cost_of_kind(rates: Rates, kind: RequestKind, target: Target) -> KindCost:
     Raises:
         InputError, ModelNotFound: A rate that it needs was not measured.
     """
-    measured: dict[bool, list[tuple[str, float, Cost]]] = {}
-    model = ""
-    for concurrent in (False, True):
-        model, rows = _parts_of(rates, kind, concurrent=concurrent)
-        if target.grpc_share:
-            more = rates.grpc_more(concurrent=concurrent)
-            if more is None:
-                raise InputError.at("--grpc-share", "gRPC was not measured", target.grpc_share)
-            rows.append(("gRPC, beyond REST", target.grpc_share, more))
-        if target.elsewhere:
-            rows.append(("outside the server", 1.0, Cost(work=target.elsewhere)))
-        measured[concurrent] = rows
-    alone, together = (_sum((times, cost) for _, times, cost in measured[c]) for c in (False, True))
-    parts = tuple(
-        CostPart(label, times, one.work, other.work)
-        for (label, times, one), (_, _, other) in zip(measured[False], measured[True], strict=True)
-    )
-    spread, scv = _variation(rates, kind, model)
-    ahead = together.loop + target.elsewhere if rates.device == "cpu" else 0.0
-    bare = alone.seconds * spread
-    return KindCost(kind, model, alone, together, bare, scv, ahead, parts)
+    model = rates.model_for(kind.task, kind.model)
+    door, grpc = rates.doors()
+    parts = [CostPart("the door", 1, door), *_parts_of(rates, kind, model, door)]
+    if target.grpc_share:
+        if grpc is None:
+            raise InputError.at("--grpc-share", "gRPC was not measured", target.grpc_share)
+        parts.append(CostPart("gRPC, beyond REST", target.grpc_share, grpc))
+    if target.elsewhere:
+        outside = Cost(target.elsewhere, target.elsewhere)
+        parts.append(CostPart("outside the server", 1, outside))
+    parts = [part for part in parts if part.times]
+    cost = Cost()
+    for part in parts:
+        cost = cost.plus(part.cost, part.times)
+    # The nearest measured point says how far its times vary.
+    size = math.log(kind.count * kind.tokens)
+    points = [one for one, _ in rates.pairs(kind.task, model)]
+    near = min(points, key=lambda one: abs(math.log(one.count * max(1, one.tokens)) - size))
+    ahead = cost.loop + target.elsewhere if rates.device == "cpu" else 0.0
+    bare = cost.seconds * near.p95_seconds / near.seconds
+    return KindCost(kind, model, cost, bare, near.scv, ahead, tuple(parts))
 
 
-def _sum(parts: Iterable[tuple[float, Cost]]) -> Cost:
-    whole = Cost()
-    for times, cost in parts:
-        whole = whole.plus(cost, times)
-    return whole
-
-
-def _parts_of(
-    rates: Rates, kind: RequestKind, *, concurrent: bool
-) -> tuple[str, list[tuple[str, float, Cost]]]:
-    """Return a kind's model and what it is made of: a label, how often, and what it takes once."""
-    door = rates.door(concurrent=concurrent)
-    parts = [("the door", 1.0, door)]
-    more = kind.count - 1
-    if kind.task in ("embed", "rerank"):
-        task: Measured = kind.task
-        model = rates.model_for(task, kind.model)
-        one, each = rates.cost(task, model, kind.count, kind.tokens, concurrent=concurrent)
-        text = "text" if task == "embed" else "passage"
-        parts.append((f"a {text} of {kind.tokens} tokens", 1.0, one.plus(door, -1)))
-        if more:
-            parts.append((f"another {text} in the same request", float(more), each))
-    elif kind.task == "query":
-        model = rates.model_for("query", kind.model)
-        found = rates.query(model, kind.passages or 0, concurrent=concurrent)
-        label = f"its question embedded, {kind.passages:,} passages searched"
-        parts.append((label, 1.0, found.plus(door, -1)))
-    elif kind.task == "write":
-        model = rates.model_for("write", kind.model)
-        longest = max(p.tokens for p in rates.points if p.task == "write" and p.model == model)
-        one, each = rates.cost("write", model, kind.count, longest, concurrent=concurrent)
-        label = f"a document of {longest} tokens, embedded and written"
-        parts.append((label, 1.0, one.plus(door, -1)))
-        if more:
-            parts.append(("another document in the same request", float(more), each))
-        if kind.tokens != longest:
-            there = rates.cost("embed", model, 1, longest, concurrent=concurrent)[1]
-            here = rates.cost("embed", model, 1, kind.tokens, concurrent=concurrent)[1]
-            label = f"a document of {kind.tokens} tokens instead of {longest}"
-            parts.append((label, float(kind.count), here.plus(there, -1)))
-    else:
-        model = rates.model_for("answer", kind.model)
-        parts += _answer_parts(rates, kind, model, door, concurrent=concurrent)
-    return model, parts
-
-
-def _answer_parts(
-    rates: Rates, kind: RequestKind, model: str, door: Cost, *, concurrent: bool
-) -> list[tuple[str, float, Cost]]:
-    """An answer: perhaps a search, passages compressed, a prompt read, tokens written."""
-    parts: list[tuple[str, float, Cost]] = []
+def _parts_of(rates: Rates, kind: RequestKind, model: str, door: Cost) -> Iterator[CostPart]:
+    """Yield what a request takes beside the door."""
+    more, text = kind.count - 1, f"of {kind.tokens} tokens"
     if kind.passages is not None:
-        finder = rates.model_for("query", None)
-        found = rates.query(finder, kind.passages, concurrent=concurrent)
+        finder = model if kind.task == "query" else rates.model_for("query", None)
+        found = rates.query(finder, kind.passages)
         label = f"its question embedded, {kind.passages:,} passages searched"
-        parts.append((label, 1.0, found.plus(door, -1)))
-    one, each = rates.cost("compress", model, kind.count, kind.tokens, concurrent=concurrent)
-    parts.append((f"a passage of {kind.tokens} tokens compressed", 1.0, one.plus(door, -1)))
-    if kind.count > 1:
-        parts.append(("another passage compressed", float(kind.count - 1), each))
-    short, long = rates.answers(model, concurrent=concurrent)
-    there, more = rates.cost("compress", model, short.count, short.tokens, concurrent=concurrent)
-    compressed = there.plus(more, short.count - 1)
-    first = rates.cost_of(short).plus(compressed, -1)
-    parts.append(("prompt read, first token written", 1.0, first))
-    written = long.output - short.output
-    # The same number of tokens alone and concurrent, whatever each happened to write.
-    output = kind.output or rates.answers(model, concurrent=False)[1].output
-    if written > 0 and output > 1:
-        rest = rates.cost_of(long).plus(rates.cost_of(short), -1)
-        token = Cost(*(part / written for part in (rest.work, rest.loop, rest.seconds)))
-        parts.append(("another token written", output - 1, token))
-    return parts
+        yield CostPart(label, 1, found.plus(door, -1))
+    if kind.task == "query":
+        return
+    tasks: dict[str, tuple[Measured, str]] = {
+        "embed": ("embed", f"a text {text}"),
+        "write": ("embed", f"a document {text} embedded"),
+        "rerank": ("rerank", f"a passage {text}"),
+        "answer": ("compress", f"a passage {text} compressed"),
+    }
+    task, label = tasks[kind.task]
+    one, each = rates.texts(task, model, kind.tokens)
+    yield CostPart(label, 1, one.plus(door, -1))
+    yield CostPart("another one in the same request", more, each)
+    if kind.task == "write":
+        length = rates.pairs("write", model)[0][0].tokens
+        pairs = zip(
+            rates.texts("write", model, length), rates.texts("embed", model, length), strict=True
+        )
+        one, each = (written.plus(embedded, -1) for written, embedded in pairs)
+        yield CostPart("and written", 1, one)
+        yield CostPart("another one written", more, each)
+    elif kind.task == "answer":
+        yield from _generation(rates, kind, model)
 
 
-def _variation(rates: Rates, kind: RequestKind, model: str) -> tuple[float, float]:
-    """Return p95 over the mean of the nearest measured point, alone, and its variation."""
-    points = [
-        point
-        for point in rates.points
-        if (point.task, point.model, point.callers, point.door) == (kind.task, model, 1, "rest")
-    ]
+def _generation(rates: Rates, kind: RequestKind, model: str) -> Iterator[CostPart]:
+    """Yield what an answer takes once its passages are compressed.
 
-    def distance(number: int) -> float:
-        point = points[number]
-        return abs(math.log(point.count * max(1, point.tokens) / (kind.count * kind.tokens)))
-
-    point = points[min(range(len(points)), key=distance)]
-    return point.p95_seconds / point.seconds, point.scv
+    Answers of one token were measured, and of as many as they liked: the difference is tokens.
+    """
+    short, long = sorted(rates.pairs("answer", model), key=lambda pair: pair[0].output)
+    one, each = rates.texts("compress", model, short[0].tokens)
+    first = rates.cost_of(short).plus(one, -1).plus(each, 1.0 - short[0].count)
+    yield CostPart("prompt read, first token written", 1, first)
+    alone, concurrent = (
+        max(many.output - few.output, 0.0) for few, many in zip(short, long, strict=True)
+    )
+    rest = rates.cost_of(long).plus(rates.cost_of(short), -1)
+    if alone and concurrent:
+        token = Cost(
+            rest.alone / alone,
+            rest.concurrent / concurrent,
+            rest.loop / concurrent,
+            rest.seconds / alone,
+        )
+        yield CostPart("another token written", (kind.output or long[0].output) - 1, token)
 
 
 def load_of(kinds: Sequence[KindCost], rates: Sequence[float], servers: int) -> tuple[float, float]:
@@ -309,9 +263,9 @@ def load_of(kinds: Sequence[KindCost], rates: Sequence[float], servers: int) -> 
         rates: Requests a second of each kind on this machine.
         servers: Of the machine.
     """
-    alone, concurrent = (
-        sum(rate * part for rate, part in zip(rates, parts, strict=True)) / servers
-        for parts in ([k.alone.work for k in kinds], [k.concurrent.work for k in kinds])
+    alone = sum(r * kind.cost.alone for r, kind in zip(rates, kinds, strict=True)) / servers
+    concurrent = (
+        sum(r * kind.cost.concurrent for r, kind in zip(rates, kinds, strict=True)) / servers
     )
     if concurrent >= 1:
         return concurrent, concurrent
@@ -325,7 +279,7 @@ def row_of(
     """Return how so many machines do, the traffic spread evenly and at random."""
     rates = [line.rate / machines for line in traffic]
     load, _ = load_of(kinds, rates, servers)
-    loop = sum(rate * kind.concurrent.loop for rate, kind in zip(rates, kinds, strict=True))
+    loop = sum(rate * kind.cost.loop for rate, kind in zip(rates, kinds, strict=True))
     if load >= 1 or loop >= 1:
         return Row(machines, load, loop)
     first: list[Service] = []
@@ -361,8 +315,8 @@ def capacity_of(
 ) -> tuple[float, str]:
     """Return the requests a second at which a machine is full, and what of it is."""
     whole = total_rate(traffic)
-    work = sum(k.concurrent.work * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
-    loop = sum(k.concurrent.loop * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
+    work = sum(k.cost.concurrent * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
+    loop = sum(k.cost.loop * t.rate / whole for k, t in zip(kinds, traffic, strict=True))
     by_servers, by_loop = servers / work, (1 / loop if loop else math.inf)
     return min((by_servers, "servers"), (by_loop, "event loop"))
 
@@ -414,7 +368,7 @@ def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
         needed=machines,
         spare=target.spare,
         memory_bytes=memory,
-        machine_bytes=math.ceil(memory / target.memory_share),
+        machine_bytes=math.ceil(memory / MEMORY_SHARE),
         streams=row.streams,
         passages=passages,
         cost_a_month=everything * target.cost_an_hour * HOURS_A_MONTH,

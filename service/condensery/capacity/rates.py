@@ -7,7 +7,7 @@ texts, and in their length.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,26 +110,27 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a request takes.
+    """What a request takes, or a part of one.
 
     Attributes:
-        work: Seconds of one server of the queue: of a core, or of the accelerator.
-        loop: Of them, or beside them, seconds of the event loop.
-        seconds: From sending to the last byte, nobody else there.
+        alone: Nobody else there, seconds of one server of the queue: a core, or the accelerator.
+        concurrent: The same among concurrent ones.
+        loop: Of that, or beside it, seconds of the event loop.
+        seconds: By the clock, nobody else there.
     """
 
-    work: float = 0.0
+    alone: float = 0.0
+    concurrent: float = 0.0
     loop: float = 0.0
     seconds: float = 0.0
 
     def plus(self, other: "Cost", times: float = 1.0) -> "Cost":
         """Return the sum of this and so many times the other, none of it under zero."""
-        return Cost(
-            *(
-                max(0.0, own + times * others)
-                for own, others in zip(_parts(self), _parts(other), strict=True)
-            )
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Cost(*(max(0.0, one + times * more) for one, more in pairs))
+
+
+Pair = tuple[Point, Point]  # the same requests, alone and concurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Rates:
     """What a machine was measured at.
 
     Attributes:
-        machine: ``cpu``, ``kind``, ``flags``, ``cores``, ``python``.
+        machine: ``cpu``, ``kind``, ``flags``, ``cores``, ``python``, ``memory_bytes``.
         versions: Of packages, by name.
         foreign_cores: What other processes used meanwhile, in the mean.
         device: ``cpu``, or the accelerator's name.
@@ -156,161 +157,119 @@ class Rates:
     models: tuple[MeasuredModel, ...]
     points: tuple[Point, ...]
     memory: Memory
-    format: int = field(default=FORMAT)
-
-    def model(self, name: str) -> MeasuredModel:
-        """Return a measured model.
-
-        Raises:
-            ModelNotFound: It is none of them; the message lists them.
-        """
-        for model in self.models:
-            if model.name == name:
-                return model
-        names = ", ".join(model.name for model in self.models)
-        wrong = f"model {shorten(name)} was not measured; these were: {names}. {MEASURE}"
-        raise ModelNotFound(wrong, field="model", value=name)
+    format: int = FORMAT
 
     def model_for(self, task: Measured, name: str | None) -> str:
         """Return the model of a task: the one named, or the first that was measured at it.
 
         Raises:
-            ModelNotFound: There is no such model.
+            ModelNotFound: There is no such model; the message lists those measured.
             InputError: No model, or not this one, was measured at it.
         """
-        if name is not None:
-            self.model(name)
-        for model in self.models:
-            if name in (None, model.name) and any(
-                point.task == task and point.model == model.name for point in self.points
-            ):
-                return model.name
+        names = [model.name for model in self.models]
+        if name is not None and name not in names:
+            wrong = f"model {shorten(name)} was not measured; these were: {', '.join(names)}"
+            raise ModelNotFound(f"{wrong}. {MEASURE}", field="model", value=name)
+        measured = {point.model for point in self.points if point.task == task}
+        for model in names if name is None else [name]:
+            if model in measured:
+                return model
         whose = "any model" if name is None else shorten(name)
         raise InputError.at("task", f"no rate of {task} was measured for {whose}; {MEASURE}", task)
 
-    def cost(
-        self, task: Measured, model: str, count: int, tokens: int, *, concurrent: bool
-    ) -> tuple[Cost, Cost]:
-        """Return what one text takes, and what each more takes, at a length.
+    def pairs(self, task: Measured, model: str) -> list[Pair]:
+        """Return what was measured of a model at a task, over REST.
+
+        Raises:
+            InputError: Nothing was.
+        """
+        rows: tuple[list[Point], list[Point]] = ([], [])
+        for point in self.points:
+            if (point.task, point.model, point.door) == (task, model, "rest"):
+                rows[point.callers > 1].append(point)
+        if not rows[0] or len(rows[0]) != len(rows[1]):
+            raise InputError.at("task", f"no rate of {task} was measured; {MEASURE}", task)
+        return list(zip(*rows, strict=True))
+
+    def texts(self, task: Measured, model: str, tokens: int) -> tuple[Cost, Cost]:
+        """Return what a request with one text takes, and what each more text of it takes.
 
         Args:
-            count: For which the message speaks; any is on the line through those measured.
             tokens: Of each text.
 
         Raises:
             InputError: Texts so long, or this task of this model, were not measured.
         """
-        points = self._points(task, model, concurrent=concurrent)
-        longest = max(point.tokens for point in points)
+        pairs = self.pairs(task, model)
+        longest = max(one.tokens for one, _ in pairs)
         if tokens > longest:
             wrong = (
-                f"{task} {count} x {tokens}: {model} was measured up to {longest} tokens a text,"
-                " and reads no more in one piece; plan for texts as it cuts them"
+                f"{task} of {tokens} tokens a text: {model} was measured up to {longest}, and reads"
+                " no more in one piece; plan for texts as it cuts them"
             )
             raise InputError.at("tokens", wrong, tokens)
-        counts = sorted({point.count for point in points})
-
-        def at(number: int) -> Cost:
-            rows = [point for point in points if point.count == number]
-            return between(rows, tokens, lambda point: point.tokens, self.cost_of)
-
-        one = at(counts[0])
-        if len(counts) == 1:
-            return one, one
-        many = at(counts[-1])
-        each = many.plus(one, -1.0)
+        counts = sorted({one.count for one, _ in pairs})
+        one, many = (
+            self._between(
+                [pair for pair in pairs if pair[0].count == count], tokens, lambda p: p.tokens
+            )
+            for count in (counts[0], counts[-1])
+        )
         span = counts[-1] - counts[0]
-        return one, Cost(*(part / span for part in _parts(each)))
+        more = Cost(*(part / span for part in astuple(many.plus(one, -1)))) if span else one
+        return one, more
 
-    def query(self, model: str, passages: int, *, concurrent: bool) -> Cost:
+    def query(self, model: str, passages: int) -> Cost:
         """Return what a search takes in an index of so many passages, its question embedded.
 
         Raises:
             InputError: So large an index is too far from those measured.
         """
-        points = self._points("query", model, concurrent=concurrent)
-        largest = max(point.passages for point in points)
+        pairs = self.pairs("query", model)
+        largest = max(one.passages for one, _ in pairs)
         if passages > FURTHEST * largest:
             wrong = (
                 f"{passages}: indexes of up to {largest} passages were measured, and a plan goes to"
                 f" {FURTHEST} times that; `condensery bench rates --index-passages N` measures more"
             )
             raise InputError.at("passages", wrong, passages)
-        return between(points, passages, lambda point: point.passages, self.cost_of)
+        return self._between(pairs, passages, lambda point: point.passages)
 
-    def answers(self, model: str, *, concurrent: bool) -> tuple[Point, Point]:
-        """Return the points of answers of one token, and of as many as they liked."""
-        points = self._points("answer", model, concurrent=concurrent)
-        return min(points, key=lambda point: point.output), max(points, key=lambda p: p.output)
+    def doors(self) -> tuple[Cost, Cost | None]:
+        """Return what a request takes that no model works on, and what gRPC takes beyond that.
 
-    def door(self, *, concurrent: bool) -> Cost:
-        """Return what a request takes that no model works on.
-
-        Nothing where that was not measured, as without an encoder: it is in the first text then.
+        Nothing where it was not measured, as without an encoder: it is in the first text then.
         """
-        if not any(point.task == "door" for point in self.points):
-            return Cost()
-        return self.cost_of(self._points("door", "", concurrent=concurrent)[0])
+        doors: dict[str, list[Point]] = {"rest": [], "grpc": []}
+        for point in self.points:
+            if point.task == "door":
+                doors[point.door].append(point)
+        rest, grpc = (self.cost_of((row[0], row[1])) if row else None for row in doors.values())
+        return rest or Cost(), grpc and rest and grpc.plus(rest, -1)
 
-    def grpc_more(self, *, concurrent: bool) -> Cost | None:
-        """Return what gRPC takes beyond REST for the same request; None if it was not measured."""
-        doors = {
-            point.door: point
-            for point in self.points
-            if point.task == "door" and (point.callers > 1) == concurrent
-        }
-        if "grpc" not in doors:
-            return None
-        grpc, rest = (_parts(self.cost_of(doors[door])) for door in ("grpc", "rest"))
-        return Cost(*(one - other for one, other in zip(grpc, rest, strict=True)))
-
-    def cost_of(self, point: Point) -> Cost:
-        """Return what a measured request took of the queue's servers."""
+    def cost_of(self, pair: Pair) -> Cost:
+        """Return what a measured request took."""
+        one, several = pair
         if self.device == "cpu":
-            return Cost(point.core_seconds, point.loop_seconds, point.seconds)
-        # CPU time says nothing of an accelerator: it is what its callers kept busy.
-        return Cost(1 / point.throughput, point.loop_seconds, point.seconds)
+            work = one.core_seconds, several.core_seconds
+        else:  # CPU time says nothing of an accelerator: it is what its callers kept busy
+            work = 1 / one.throughput, 1 / several.throughput
+        return Cost(*work, several.loop_seconds, one.seconds)
 
-    def _points(self, task: Measured, model: str, *, concurrent: bool) -> list[Point]:
-        callers = self.concurrency if concurrent else 1
-        points = [
-            point
-            for point in self.points
-            if (point.task, point.model, point.callers, point.door)
-            == (task, model, callers, "rest")
-        ]
-        if not points:
-            wrong = f"no rate of {task} was measured for {model or 'the door'}; {MEASURE}"
-            raise InputError.at("task", wrong, task)
-        return points
+    def _between(self, pairs: Sequence[Pair], at: int, place: Callable[[Point], int]) -> Cost:
+        """Return a cost on the line between the two measured beside a place.
 
-
-def _parts(cost: Cost) -> tuple[float, float, float]:
-    return cost.work, cost.loop, cost.seconds
-
-
-def between(
-    points: Sequence[Point],
-    at: float,
-    place: Callable[[Point], float],
-    cost_of: Callable[[Point], Cost],
-) -> Cost:
-    """Return a cost on the line between the two points beside a place.
-
-    Before the first point it is the first's; after the last the line goes on.
-    """
-    rows = sorted(points, key=place)
-    if at <= place(rows[0]) or len(rows) == 1:
-        return cost_of(rows[0])
-    right = next((n for n, row in enumerate(rows) if place(row) >= at), len(rows) - 1)
-    low, high = rows[right - 1], rows[right]
-    share = (at - place(low)) / (place(high) - place(low))
-    return Cost(
-        *(
-            max(0.0, first + share * (second - first))
-            for first, second in zip(_parts(cost_of(low)), _parts(cost_of(high)), strict=True)
-        )
-    )
+        Before the first it is the first's; after the last the line goes on.
+        """
+        rows = sorted(pairs, key=lambda pair: place(pair[0]))
+        places = [place(one) for one, _ in rows]
+        if at <= places[0] or len(rows) == 1:
+            return self.cost_of(rows[0])
+        right = next((n for n, there in enumerate(places) if there >= at), len(rows) - 1)
+        low, high = self.cost_of(rows[right - 1]), self.cost_of(rows[right])
+        share = (at - places[right - 1]) / (places[right] - places[right - 1])
+        pairs_of = zip(astuple(low), astuple(high), strict=True)
+        return Cost(*(max(0.0, first + share * (last - first)) for first, last in pairs_of))
 
 
 def read_rates(path: Path) -> Rates:
@@ -323,11 +282,11 @@ def read_rates(path: Path) -> Rates:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{name}: there are no rates; {MEASURE}, --out {path.name}") from error
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InputError(f"{name}: there are no rates; {MEASURE}") from error
+    except (OSError, ValueError) as error:
         raise InputError(f"{name}: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
         got = str(found)[:40]
         raise InputError(f"{name}: format {got}, but this version reads {FORMAT}; {MEASURE}")
     try:
@@ -343,7 +302,7 @@ def _check(rates: Rates) -> None:
     if not rates.points or not rates.models:
         raise ValueError("it has no points or no models")
     if rates.servers < 1 or rates.concurrency < 2:
-        raise ValueError(f"servers={rates.servers}, concurrent={rates.concurrency}")
+        raise ValueError(f"servers={rates.servers}, concurrency={rates.concurrency}")
     for number, point in enumerate(rates.points):
         for name in ("seconds", "throughput", "core_seconds", "count", "callers"):
             if not getattr(point, name) > 0:

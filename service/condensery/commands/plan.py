@@ -41,8 +41,8 @@ WANTED: tuple[tuple[str, float | None, float, float, str], ...] = (
 )
 DESCRIPTION = (
     "Say how many machines a traffic needs for a latency, their memory and cost, and why: each line"
-    " of the arithmetic with its measured rate. Rates are what `condensery bench rates` wrote. Flags may"
-    " stand in a file, one a line: @FILE."
+    " of the arithmetic with its measured rate. Rates are what `condensery bench rates` wrote."
+    " Flags may stand in a file, one a line: @FILE."
 )
 
 
@@ -200,8 +200,8 @@ def format_kinds(plan: Plan, row: Row) -> str:
             kind.kind.name,
             f"{line.rate:g}",
             kind.model,
-            f"{1000 * kind.alone.work:.2f}",
-            f"{1000 * kind.concurrent.work:.2f}",
+            f"{1000 * kind.cost.alone:.2f}",
+            f"{1000 * kind.cost.concurrent:.2f}",
             f"{1000 * kind.bare_p95:.1f} ms",
             f"{1000 * p95:.1f} ms",
         )
@@ -240,12 +240,12 @@ def format_why(plan: Plan, rates: Rates) -> list[str]:
     for kind in plan.kinds:
         lines.append(f"{kind.kind.name}, core-ms alone / with {rates.concurrency} concurrent:")
         lines += [
-            f"  {1000 * part.alone:9.3f} /{1000 * part.concurrent:9.3f}"
+            f"  {1000 * part.cost.alone:9.3f} /{1000 * part.cost.concurrent:9.3f}"
             + (f"  x {part.times:g}" if part.times != 1 else "")
             + f"  {part.label}"
             for part in kind.parts
         ]
-        lines.append(f"  {1000 * kind.alone.work:9.3f} /{1000 * kind.concurrent.work:9.3f}  in all")
+        lines.append(f"  {1000 * kind.cost.alone:9.3f} /{1000 * kind.cost.concurrent:9.3f}  in all")
     lines += ["", *_queue_lines(plan, row, rates)]
     return lines
 
@@ -253,8 +253,8 @@ def format_why(plan: Plan, rates: Rates) -> list[str]:
 def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
     rate, servers = total_rate(plan.traffic), rates.servers
     pairs = list(zip(plan.traffic, plan.kinds, strict=True))
-    alone = sum(line.rate * kind.alone.work for line, kind in pairs) / rate
-    concurrent = sum(line.rate * kind.concurrent.work for line, kind in pairs) / rate
+    alone = sum(line.rate * kind.cost.alone for line, kind in pairs) / rate
+    concurrent = sum(line.rate * kind.cost.concurrent for line, kind in pairs) / rate
     a, c = (rate * part / row.machines / servers for part in (alone, concurrent))
     lines = [
         (

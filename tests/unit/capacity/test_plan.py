@@ -28,7 +28,7 @@ RATES = make_rates()
 def cost(line: str, target: Target | None = None) -> tuple[float, float]:
     """Return what a request takes alone and concurrent, core-milliseconds."""
     kind = cost_of_kind(RATES, parse_request(f"1/s {line}").kind, target or Target())
-    return 1000 * kind.alone.work, 1000 * kind.concurrent.work
+    return 1000 * kind.cost.alone, 1000 * kind.cost.concurrent
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def cost(line: str, target: Target | None = None) -> tuple[float, float]:
         ("rerank 2 tokens=60", 14 + 14, 13 + 13),
         ("query passages=1000", 3, 2),
         ("write 4 tokens=10", 5 + 3, 4 + 3),
-        # Each of the documents half way up from 10 tokens to 110, of a list: from 1 core-ms to 10.
-        ("write 2 tokens=60", 5 + 1 + 2 * 4.5, 4 + 1 + 2 * 4.5),
+        # Embedded as two texts are, 7 + 5.5; written, what 10 tokens cost beyond embedding: 5 - 2.
+        ("write 2 tokens=60", 7 + 5.5 + 3, 6.5 + 5.5 + 2.5),
         # 5 passages compressed (20 and 15), a prompt (10 and 5), four tokens more (8 and 4).
         ("answer 5 tokens=10", 38, 24),
         ("answer 5 tokens=10 output=1", 30, 20),
@@ -57,9 +57,9 @@ def test_a_request_costs_the_sum_of_its_parts(line: str, alone: float, concurren
 def test_the_parts_that_are_shown_are_those_that_were_summed() -> None:
     for line in ("embed 4 tokens=60", "answer 7 tokens=50 output=9 passages=3000", "write 3"):
         kind = cost_of_kind(RATES, parse_request(f"1/s {line}").kind, Target())
-        assert sum(s.times * s.alone for s in kind.parts) == pytest.approx(kind.alone.work)
-        assert sum(s.times * s.concurrent for s in kind.parts) == pytest.approx(
-            kind.concurrent.work
+        assert sum(s.times * s.cost.alone for s in kind.parts) == pytest.approx(kind.cost.alone)
+        assert sum(s.times * s.cost.concurrent for s in kind.parts) == pytest.approx(
+            kind.cost.concurrent
         )
 
 
@@ -148,7 +148,7 @@ def test_a_target_below_one_request_alone_cannot_be_met() -> None:
 
 def test_lengths_tasks_and_traffic_beyond_all_measure_are_refused() -> None:
     for line, told in (
-        ("1/s embed tokens=500", "110 tokens"),
+        ("1/s embed tokens=500", "up to 110"),
         ("1/s answer 5 model=enc", "answer"),
         ("1/s rerank 5 tokens=10 model=nobody", "nobody"),
     ):

@@ -15,27 +15,26 @@ from condensery.errors import InputError, ModelNotFound
 
 def test_between_two_lengths_a_cost_is_on_the_line() -> None:
     rates = make_rates()
-    one, each = rates.cost("embed", "enc", 1, 60, concurrent=False)
-    assert one.work == pytest.approx(0.007)  # halfway from 2 ms to 12
+    one, each = rates.texts("embed", "enc", 60)
+    assert one.alone == pytest.approx(0.007)  # halfway from 2 ms to 12
     # 16 texts: 17 ms at 10 tokens, 162 at 110; halfway 89.5, and 15 of them beyond the first
-    assert each.work == pytest.approx((0.0895 - 0.007) / 15)
-    concurrent, _ = rates.cost("embed", "enc", 1, 60, concurrent=True)
-    assert concurrent.work == pytest.approx(0.0065)
-    short, _ = rates.cost("embed", "enc", 1, 3, concurrent=False)
-    assert short.work == 0.002, "a shorter text costs what the shortest measured one does"
+    assert each.alone == pytest.approx((0.0895 - 0.007) / 15)
+    assert one.concurrent == pytest.approx(0.0065)
+    short, _ = rates.texts("embed", "enc", 3)
+    assert short.alone == 0.002, "a shorter text costs what the shortest measured one does"
 
 
 def test_a_larger_index_is_on_the_line_through_those_measured() -> None:
     rates = make_rates()
-    assert rates.query("enc", 5500, concurrent=False).work == pytest.approx(0.0075)
-    assert rates.query("enc", 19_000, concurrent=False).work == pytest.approx(0.021)
-    assert rates.query("enc", 10, concurrent=False).work == pytest.approx(0.003)
+    assert rates.query("enc", 5500).alone == pytest.approx(0.0075)
+    assert rates.query("enc", 19_000).alone == pytest.approx(0.021)
+    assert rates.query("enc", 10).alone == pytest.approx(0.003)
     with pytest.raises(InputError, match=r"1000000.*10000"):
-        rates.query("enc", 1_000_000, concurrent=False)
+        rates.query("enc", 1_000_000)
 
 
 def test_a_cost_is_never_under_nothing() -> None:
-    assert Cost(1, 1, 1).plus(Cost(2, 0.5, 2), -1) == Cost(0, 0.5, 0)
+    assert Cost(1, 1, 1, 1).plus(Cost(2, 0.5, 2, 1), -1) == Cost(0, 0.5, 0, 0)
 
 
 def test_the_first_model_measured_at_a_task_is_its_default() -> None:
@@ -52,12 +51,12 @@ def test_what_was_not_measured_is_refused_by_name() -> None:
         rates.model_for("rerank", "enc")
     with pytest.raises(InputError, match=r"embed.*cls"):
         rates.model_for("embed", "cls")
-    with pytest.raises(InputError, match=r"400.*110 tokens"):
-        rates.cost("embed", "enc", 1, 400, concurrent=False)
+    with pytest.raises(InputError, match=r"400.*up to 110"):
+        rates.texts("embed", "enc", 400)
     without = make_rates(points=make_point("embed", "enc", 2, 1, tokens=10))
     with pytest.raises(InputError, match="answer"):
-        without.answers("pair", concurrent=False)
-    assert without.grpc_more(concurrent=False) is None
+        without.pairs("answer", "pair")
+    assert without.doors() == (Cost(), None)
 
 
 def test_without_a_door_of_its_own_a_request_costs_the_same() -> None:
@@ -65,14 +64,14 @@ def test_without_a_door_of_its_own_a_request_costs_the_same() -> None:
     without = make_rates(points=tuple(p for p in rates.points if p.task != "door"))
     kind = parse_request("1/s embed 4 tokens=60").kind
     one, other = (cost_of_kind(some, kind, Target()) for some in (rates, without))
-    assert other.alone.work == pytest.approx(one.alone.work)
-    assert other.concurrent.work == pytest.approx(one.concurrent.work)
+    assert other.cost.alone == pytest.approx(one.cost.alone)
+    assert other.cost.concurrent == pytest.approx(one.cost.concurrent)
 
 
 def test_an_accelerators_work_is_what_its_callers_kept_it_busy() -> None:
     rates = make_rates(device="cuda:0", servers=1)
-    concurrent, _ = rates.cost("embed", "enc", 1, 10, concurrent=True)
-    assert concurrent.work == pytest.approx(1.5 / 2000)  # 2000 / 1.5 requests a second
+    one, _ = rates.texts("embed", "enc", 10)
+    assert one.concurrent == pytest.approx(1.5 / 2000)  # 2000 / 1.5 requests a second
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_plan_says_how_many_what_they_cost_and_why(rates: Path) -> None:
     for kind in content["kinds"]:
         for step in kind["parts"]:
             assert step["label"] in printed
-            assert f"{1000 * step['alone']:.3f}" in printed
+            assert f"{1000 * step['cost']['alone']:.3f}" in printed
 
 
 def test_a_profile_of_the_load_tests_is_planned_for_by_name(rates: Path) -> None:
