@@ -14,7 +14,7 @@ CHECK = Path(__file__).resolve().parents[2] / "benchmarks" / "plan.py"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_rates_are_measured_and_planned_with(store_with_pair: Path, tmp_path: Path) -> None:
     out = tmp_path / "rates.json"
     words = ["--seconds", "1", "--index-passages", "2000", "--store", str(store_with_pair)]
@@ -38,40 +38,13 @@ def test_rates_are_measured_and_planned_with(store_with_pair: Path, tmp_path: Pa
         short, long = (rates.texts(task, model, tokens)[1] for tokens in (32, 150))
         assert long.alone > short.alone > 0
         assert long.concurrent > short.concurrent > 0
-    plan = ["plan", "--rates", str(out), "--profile", "soak", "--json"]
-    planned = run_whole([CONDENSERY, *plan], 60)
-    assert planned.returncode == 0, planned.stderr
-    assert json.loads(planned.stdout)["needed"] >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_model_that_does_not_serve_ends_the_measurement(
-    store_with_pair: Path, tmp_path: Path
-) -> None:
-    words = ["--store", str(store_with_pair), "--models", "bert"]
-    out = tmp_path / "rates.json"
-    done = run_whole([CONDENSERY, "bench", "rates", "--out", str(out), *words], 550)
-    assert done.returncode == 1
-    assert "bert" in done.stderr
-    assert "minilm-l6" in done.stderr
-    assert not out.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.timeout(900)
-def test_the_check_holds_a_plan_against_a_load(store_with_pair: Path, tmp_path: Path) -> None:
-    rates, out = tmp_path / "rates.json", tmp_path / "check.json"
-    flags = ["--store", str(store_with_pair)]
-    measure = [CONDENSERY, "bench", "rates", "--out", str(rates), "--seconds", "1", *flags]
-    measure += ["--index-passages", "2000", "--models", "minilm-l6", "oscar-mini"]
-    assert run_whole(measure, 550).returncode == 0
-    words = ["--rates", str(rates), "--seconds", "3", "--mix", "embed", "--out", str(out)]
-    # Rates of a second say nothing of how fast it is: whatever they are off by is within this.
-    done = run_whole([sys.executable, str(CHECK), *words, "--within", "1e9"], 240)
+    # And the check of a plan against a load, small: rates of a second are off by who knows what.
+    kept = tmp_path / "check.json"
+    words = ["--rates", str(out), "--seconds", "3", "--mix", "embed", "--out", str(kept)]
+    words += ["--within", "1e9", "--flags", f"--store {store_with_pair} --dtype float32"]
+    done = run_whole([sys.executable, str(CHECK), *words], 300)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
+    rows = {row["what"]: row for row in json.loads(kept.read_text())["rows"]}
     for name in ("capacity, requests/s", "p95 of all, ms", "p95 of embed 16, ms"):
         assert rows[name]["plan"] > 0
-        assert rows[name]["load_test"] > 0
+        assert rows[name]["load"] > 0

@@ -28,35 +28,34 @@ class Point:
     """One kind of request as it was measured.
 
     Attributes:
-        callers: How many sent at once, each waiting for its reply.
         count: Texts of a request: embedded, ranked, compressed, answered from or written.
         tokens: Of each.
-        output: Tokens of an answer, the mean.
         passages: Of the index that was searched.
+        output: Tokens of an answer, the mean.
+        callers: How many sent at once, each waiting for its reply.
         requests: How many were measured.
-        seconds: From sending to the last byte, the mean.
-        p95_seconds: Of the same, what 95 in 100 did not exceed.
-        scv: Squared coefficient of variation of the same.
+        seconds: From sending to the last byte, the mean; ``p95_seconds``, and ``scv`` (squared
+            coefficient of variation), are of the same.
         throughput: Requests a second, all callers together.
-        core_seconds: CPU time of the server a request, all its threads.
-        loop_seconds: That of its event loop's thread.
+        core_seconds: CPU time of the server a request, all its threads; ``loop_seconds``: of its
+            event loop's.
     """
 
     task: Measured
-    model: str
-    callers: int
-    count: int
-    tokens: int
-    requests: int
-    seconds: float
-    p95_seconds: float
-    scv: float
-    throughput: float
-    core_seconds: float
-    loop_seconds: float
+    model: str = ""
+    count: int = 1
+    tokens: int = 0
+    passages: int = 0
     door: Literal["rest", "grpc"] = "rest"
     output: float = 0.0
-    passages: int = 0
+    callers: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    p95_seconds: float = 0.0
+    scv: float = 0.0
+    throughput: float = 0.0
+    core_seconds: float = 0.0
+    loop_seconds: float = 0.0
 
     @property
     def label(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from condensery import __version__
 from condensery.capacity import machine
 from condensery.capacity.rates import Rates, write_rates
-from condensery.commands.common import Parsers, format_table, print_note
+from condensery.commands.common import Parsers, print_note
 from condensery.errors import InputError
 from condensery.parsers import Parser
 
@@ -98,7 +98,7 @@ def run_rates(args: argparse.Namespace) -> int:
             flag = f"--{name.replace('_', '-')}"
             wrong = "the server that is measured has its own ports, data and no keys"
             raise InputError.at(flag, wrong, getattr(flags, name))
-    began, foreign = time.monotonic(), machine.busy_seconds() - machine.tree_seconds()
+    began, foreign = time.monotonic(), _foreign_seconds()
     given = {name: value for name, value in read_flags(flags).items() if value is not None}
     given.setdefault("store", settings.store or settings.data_dir / "models")
     with tempfile.TemporaryDirectory(prefix="condensery-rates-") as folder:
@@ -107,8 +107,7 @@ def run_rates(args: argparse.Namespace) -> int:
         with running_server(words, Path(folder) / "log") as server:
             models, device = find_models(server, flags.models)
             points, memory = measure_all(server, models, flags.seconds, flags.index_passages)
-    seconds = time.monotonic() - began
-    others = (machine.busy_seconds() - machine.tree_seconds() - foreign) / seconds
+    others = (_foreign_seconds() - foreign) / (time.monotonic() - began)
     about = machine.describe_machine()
     cores = int(about["cores"])
     told = {name: value for name, value in given.items() if name != "store"}
@@ -128,7 +127,6 @@ def run_rates(args: argparse.Namespace) -> int:
         memory=memory,
     )
     write_rates(flags.out, rates)
-    print(format_points(rates))
     if rates.foreign_cores > WARNING_CORES:
         print_note(
             f"other processes used {rates.foreign_cores:.2f} cores meanwhile: what requests took by"
@@ -136,6 +134,10 @@ def run_rates(args: argparse.Namespace) -> int:
         )
     print_note(f"written to {flags.out}; `condensery plan --rates {flags.out}` plans with it")
     return 0
+
+
+def _foreign_seconds() -> float:
+    return machine.busy_seconds() - machine.tree_seconds()
 
 
 def write_flag(name: str, value: object) -> list[str]:
@@ -146,24 +148,6 @@ def write_flag(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     return [flag, str(value)]
-
-
-def format_points(rates: Rates) -> str:
-    """Return the measured points as a table."""
-    head = ("WHAT", "MODEL", "CALLERS", "MS", "P95", "CORE-MS", "LOOP-MS", "A SECOND", "REQUESTS")
-    rows = [
-        (
-            point.label,
-            point.model or "-",
-            str(point.callers),
-            *(f"{1000 * s:.2f}" for s in (point.seconds, point.p95_seconds)),
-            *(f"{1000 * s:.2f}" for s in (point.core_seconds, point.loop_seconds)),
-            f"{point.throughput:.1f}",
-            str(point.requests),
-        )
-        for point in rates.points
-    ]
-    return format_table([head, *rows])
 
 
 def _version(package: str) -> str:

@@ -10,18 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
 
 from condensery.capacity import machine
-from condensery.capacity.rates import Measured, MeasuredModel, Memory, Point
+from condensery.capacity.rates import MeasuredModel, Memory, Point
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
 from condensery.commands.common import print_note
@@ -63,28 +64,7 @@ class RunningServer:
     pid: int
     port: int
     grpc: str
-
-    def post(self, path: str, body: Any) -> Any:
-        """Send one request, and return its parsed reply.
-
-        Raises:
-            StartError: It is no 200.
-        """
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REPLY_SECONDS)
-        try:
-            return json.loads(send_post(connection, path, json.dumps(body).encode()))
-        finally:
-            connection.close()
-
-    def has_encoder(self) -> bool:
-        """Whether any encoder serves, measured or not: its tokenizer counts."""
-        with Client(f"http://127.0.0.1:{self.port}") as client:
-            return any(info.kind == "encoder" for info in client.models())
-
-    def make_index(self, name: str, encoder: str) -> None:
-        """Make an index of an encoder's vectors."""
-        with Client(f"http://127.0.0.1:{self.port}") as client:
-            client.create_index(name, encoder=encoder)
+    client: Client
 
 
 def send_post(connection: http.client.HTTPConnection, path: str, body: bytes) -> bytes:
@@ -135,7 +115,8 @@ def running_server(flags: Sequence[str], log: Path) -> Iterator[RunningServer]:
         rest, grpc = re.search(r"REST on http://\S+:(\d+)", text), re.search(r"gRPC on (\S+)", text)
         if rest is None or grpc is None:
             raise StartError(f"the server does not say where it listens: {text[-1500:].strip()}")
-        yield RunningServer(process.pid, int(rest[1]), grpc[1])
+        with Client(f"http://127.0.0.1:{rest[1]}", timeout=REPLY_SECONDS) as client:
+            yield RunningServer(process.pid, int(rest[1]), grpc[1], client)
     finally:
         process.terminate()
         try:
@@ -157,128 +138,90 @@ def find_models(
     Raises:
         InputError: One that is wanted does not serve; or there is none to measure.
     """
-    with Client(f"http://127.0.0.1:{server.port}") as client:
-        infos = [info for info in client.models() if info.alias_of is None]
+    infos = [info for info in server.client.models() if info.alias_of is None]
     names = [info.name for info in infos]
     for name in wanted or ():
         if name not in names:
-            known = ", ".join(names)
-            wrong = f"{shorten(name)} does not serve here; these do: {known}"
+            wrong = f"{shorten(name)} does not serve here; these do: {', '.join(names)}"
             raise InputError.at("--models", wrong, name)
-    sizes = _weights(server)
-    models = [
-        MeasuredModel(
-            info.name,
-            info.kind,
-            info.version,
-            info.fingerprint,
-            info.dtype,
-            info.device,
-            info.max_tokens,
-            dims=info.dims or 0,
-            scores=info.kind == "reranker" or bool(info.pair and info.pair.scores),
-            bytes=sizes.get(info.name, 0),
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as reply:
+        metrics = reply.read().decode()
+    models = []
+    for info in infos:
+        if wanted and info.name not in wanted:
+            continue
+        if info.kind not in MEASURED_KINDS:
+            print_note(f"{info.name} is a {info.kind}: what those cost is not measured")
+            continue
+        weights = rf'^condensery_model_memory_bytes{{.*model="{re.escape(info.name)}".*}} (.*)$'
+        models.append(
+            MeasuredModel(
+                info.name,
+                info.kind,
+                info.version,
+                info.fingerprint,
+                info.dtype,
+                info.device,
+                info.max_tokens,
+                dims=info.dims or 0,
+                scores=info.kind == "reranker" or bool(info.pair and info.pair.scores),
+                bytes=int(sum(map(float, re.findall(weights, metrics, re.MULTILINE)))),
+            )
         )
-        for info in infos
-        if not wanted or info.name in wanted
-    ]
-    if not any(model.kind in MEASURED_KINDS for model in models):
+    if not models:
         raise InputError.at("--models", "no encoder, pair or reranker is among them", wanted)
     return models, models[0].device
-
-
-def _weights(server: RunningServer) -> dict[str, int]:
-    """Return the bytes of each model's weights, from the server's metrics."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=REPLY_SECONDS)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    sizes: dict[str, int] = {}
-    for line in re.findall(r"^condensery_model_memory_bytes\{.*$", text, re.MULTILINE):
-        name = re.search(r'model="([^"]*)"', line)
-        if name is not None:
-            sizes[name[1]] = sizes.get(name[1], 0) + int(float(line.rsplit(" ", 1)[1]))
-    return sizes
-
-
-def read_samples() -> tuple[list[str], list[str]]:
-    """Return the questions and the passages of the sample index."""
-    folder = files("condensery.samples")
-    lines = [
-        folder.joinpath(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        for name in ("questions", "passages")
-    ]
-    questions, passages = ([json.loads(line) for line in some] for some in lines)
-    return [line["question"] for line in questions], [line["text"] for line in passages]
 
 
 class Texts:
     """Questions and passages of the samples, passages cut to a length in tokens.
 
-    Args:
-        server: Whose default encoder's tokenizer counts.
-        counts: Whether it has an encoder; else tokens are so many characters.
+    Where an encoder serves, its tokenizer counts; else a token is so many characters.
     """
 
-    def __init__(self, server: RunningServer, *, counts: bool) -> None:
+    def __init__(self, server: RunningServer) -> None:
         self._server = server
-        self._counts = counts
-        self.questions, passages = read_samples()
-        self._whole = " ".join(passages)
-        self._made: dict[int, list[str]] = {}
-
-    def of_length(self, tokens: int) -> list[str]:
-        """Return ``BODIES * LIST`` texts of so many tokens each, the special ones included."""
-        if tokens not in self._made:
-            count, size = BODIES * LIST, int(CHARACTERS * 1.5 * tokens) + 40
-            whole = self._whole * (1 + size // len(self._whole))
-            step = (len(whole) - size) // count
-            rough = [whole[n * step :][:size].partition(" ")[2] for n in range(count)]
-            if self._counts:
-                texts = [
-                    text
-                    for n in range(0, count, 64)
-                    for text in self._cut(rough[n : n + 64], tokens)
-                ]
-            else:
-                texts = [text[: int(CHARACTERS * tokens)] for text in rough]
-            self._made[tokens] = texts
-        return self._made[tokens]
+        self.counted = any(info.kind == "encoder" for info in server.client.models())
+        folder = files("condensery.samples")
+        questions, passages = (
+            [json.loads(line) for line in folder.joinpath(f"{name}.jsonl").read_text().splitlines()]
+            for name in ("questions", "passages")
+        )
+        self.questions: list[str] = [line["question"] for line in questions[:BODIES]]
+        self._whole = " ".join(line["text"] for line in passages)
 
     def lists(self, tokens: int, count: int) -> list[list[str]]:
-        """Return ``BODIES`` lists of so many texts."""
-        texts = itertools.cycle(self.of_length(tokens))
-        return [list(itertools.islice(texts, count)) for _ in range(BODIES)]
+        """Return ``BODIES`` lists of so many texts, of so many tokens each, special ones too."""
+        number, size = BODIES * count, int(CHARACTERS * 1.5 * tokens) + 40
+        whole = self._whole * (1 + size // len(self._whole))
+        step = (len(whole) - size) // number
+        texts = [whole[n * step :][:size].partition(" ")[2] for n in range(number)]
+        if self.counted:
+            texts = [
+                text for n in range(0, number, 64) for text in self._cut(texts[n:][:64], tokens)
+            ]
+        else:
+            texts = [text[: int(CHARACTERS * tokens)] for text in texts]
+        return [texts[n : n + count] for n in range(0, number, count)]
 
     def _cut(self, texts: Sequence[str], tokens: int) -> Iterator[str]:
         """Cut each after the last token that leaves room for the special ones."""
-        found = self._server.post("/tokenize", {"inputs": list(texts)})
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.port)
+        body = json.dumps({"inputs": list(texts)}).encode()
+        found = json.loads(send_post(connection, "/tokenize", body))
+        connection.close()
         for text, pieces in zip(texts, found, strict=True):
             ends = [piece["stop"] for piece in pieces if not piece["special"]]
             room = max(1, tokens - (len(pieces) - len(ends)))
             yield text[: ends[min(room, len(ends)) - 1]]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A kind of request that is measured.
-
-    Attributes:
-        point: What it is; its figures are still zero.
-        path: Of REST.
-        bodies: Sent in turn.
-    """
-
-    point: Point
-    path: str
-    bodies: Sequence[bytes]
+# A kind of request that is measured: what it is, the path of REST or gRPC, and bodies sent in turn.
+Probe: TypeAlias = tuple[Point, str, Sequence[Any]]
 
 
 def measure_all(
-    server: RunningServer,
-    models: Sequence[MeasuredModel],
-    seconds: float,
-    index_passages: int,
+    server: RunningServer, models: Sequence[MeasuredModel], seconds: float, index_passages: int
 ) -> tuple[list[Point], Memory]:
     """Measure every kind of request that the models can do.
 
@@ -290,16 +233,12 @@ def measure_all(
     Raises:
         StartError: A request failed.
     """
-    for model in models:
-        if model.kind not in MEASURED_KINDS:
-            print_note(f"{model.name} is a {model.kind}: what those cost is not measured")
     start, _ = machine.memory_bytes(server.pid)
     encoders = [model for model in models if model.kind == "encoder"]
-    counts = server.has_encoder()
-    texts = Texts(server, counts=counts)
+    texts = Texts(server)
     callers_at_once = concurrency_of(len(os.sched_getaffinity(0)))
     probes = [probe for model in models for probe in probes_of(model, texts)]
-    if counts:  # what goes through a door alone is cut into tokens
+    if texts.counted:  # what goes through a door alone is cut into tokens
         probes += door_probes(texts)
     if encoders:
         probes += write_probes(server, encoders[0], texts)
@@ -310,7 +249,7 @@ def measure_all(
     for probe in probes:
         for callers in (1, callers_at_once):
             points.append(measure(server, probe, callers, each))
-            if probe.point.task == "answer":
+            if probe[0].task == "answer":
                 held[callers] = machine.memory_bytes(server.pid)[0]
     _, peak = machine.memory_bytes(server.pid)
     passage = 0
@@ -319,92 +258,70 @@ def measure_all(
         fill_index(server, encoders[0], before, size)
         full, _ = machine.memory_bytes(server.pid)
         passage = max(0, full - empty) // max(1, size - before)
-        probe = query_probe(encoders[0], texts, size)
+        asked = [{"query": question, "top_k": 10} for question in texts.questions]
+        point = Point("query", encoders[0].name, passages=size)
+        probe = (point, f"/v1/indexes/{INDEX}/query", asked)
         points += [measure(server, probe, callers, each) for callers in (1, callers_at_once)]
     stream = max(0, held[callers_at_once] - held[1]) // (callers_at_once - 1) if held else 0
     return points, Memory(start, peak, stream, passage)
 
 
-def blank(task: Measured, model: str = "", count: int = 1, tokens: int = 0, **more: Any) -> Point:
-    """Return a point that is not measured yet."""
-    return Point(task, model, 0, count, tokens, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, **more)
-
-
-def make_probe(point: Point, path: str, bodies: Sequence[Any]) -> Probe:
-    """Return a probe of REST, its bodies as they are sent."""
-    return Probe(point, path, [json.dumps(body).encode() for body in bodies])
-
-
 def probes_of(model: MeasuredModel, texts: Texts) -> Iterator[Probe]:
     """Yield what a model can do."""
+    named = {"model": model.name}
     if model.kind == "encoder":
-        for tokens in _lengths(LENGTHS, model.max_tokens):
-            for count in (1, LIST):
-                lists = texts.lists(tokens, count)
-                bodies = [{"model": model.name, "input": some} for some in lists]
-                point = blank("embed", model.name, count, tokens)
-                yield make_probe(point, "/v1/embeddings", bodies)
-    elif model.kind in ("oscar-pair", "reranker"):
-        for tokens in _lengths(PAIR_LENGTHS, max(1, model.max_tokens - QUESTION_ROOM)):
-            for count in (1, LIST):
-                asked = list(zip(texts.questions, texts.lists(tokens, count), strict=False))
-                bodies = [{"model": model.name, "query": q, "documents": some} for q, some in asked]
-                if model.scores:
-                    point = blank("rerank", model.name, count, tokens)
-                    yield make_probe(point, "/v1/rerank", bodies)
-                if model.kind == "oscar-pair":
-                    bodies = [{**body, "return": "stats"} for body in bodies]
-                    point = blank("compress", model.name, count, tokens)
-                    yield make_probe(point, "/v1/compress", bodies)
+        for tokens, count in _sizes(LENGTHS, model.max_tokens):
+            bodies = [{**named, "input": some} for some in texts.lists(tokens, count)]
+            yield Point("embed", model.name, count, tokens), "/v1/embeddings", bodies
+        return
+
+    def ask(count: int, tokens: int, **how: Any) -> list[dict[str, Any]]:
+        asked = zip(texts.questions, texts.lists(tokens, count), strict=True)
+        return [{**named, **how, "query": query, "documents": some} for query, some in asked]
+
+    for tokens, count in _sizes(PAIR_LENGTHS, max(1, model.max_tokens - QUESTION_ROOM)):
+        if model.scores:
+            yield Point("rerank", model.name, count, tokens), "/v1/rerank", ask(count, tokens)
+        if model.kind == "oscar-pair":
+            bodies = ask(count, tokens, **{"return": "stats"})
+            yield Point("compress", model.name, count, tokens), "/v1/compress", bodies
     if model.kind == "oscar-pair":
-        lists = texts.lists(ANSWER_LENGTH, ANSWER_PASSAGES)
+        point = Point("answer", model.name, ANSWER_PASSAGES, ANSWER_LENGTH)
         for most in (1, ANSWER_TOKENS):
-            how: dict[str, Any] = {"model": model.name, "max_tokens": most, "min_relevance": 0}
-            asked = list(zip(texts.questions, lists, strict=False))
-            bodies = [{"query": q, "documents": some, **how} for q, some in asked]
-            point = blank("answer", model.name, ANSWER_PASSAGES, ANSWER_LENGTH)
-            yield make_probe(point, "/v1/rag/answer", bodies)
+            bodies = ask(point.count, point.tokens, max_tokens=most, min_relevance=0)
+            yield point, "/v1/rag/answer", bodies
 
 
-def _lengths(lengths: Sequence[int], longest: int) -> list[int]:
-    """Return those that a model reads, and the longest."""
-    return sorted({*(length for length in lengths if length < longest), longest})
+def _sizes(lengths: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
+    """Yield lengths that a model reads, and the longest, of one text and of several."""
+    few = {length for length in lengths if length < longest}
+    yield from itertools.product(sorted({*few, longest}), (1, LIST))
 
 
 def door_probes(texts: Texts) -> Iterator[Probe]:
     """Yield what goes through a door and back, and through no model: a question cut into tokens."""
-    questions = texts.questions[:BODIES]
-    yield make_probe(blank("door"), "/tokenize", [{"inputs": question} for question in questions])
-    messages = [tei.EncodeRequest(inputs=question) for question in questions]
-    bodies = [message.SerializeToString() for message in messages]
-    yield Probe(blank("door", door="grpc"), TOKENIZE, bodies)
+    yield Point("door"), "/tokenize", [{"inputs": question} for question in texts.questions]
+    messages = [tei.EncodeRequest(inputs=question) for question in texts.questions]
+    yield Point("door", door="grpc"), TOKENIZE, [some.SerializeToString() for some in messages]
 
 
 def write_probes(server: RunningServer, encoder: MeasuredModel, texts: Texts) -> Iterator[Probe]:
     """Yield writes of documents that the server embeds, over and over the same ids."""
-    server.make_index(WRITTEN, encoder.name)
+    server.client.create_index(WRITTEN, encoder=encoder.name)
     length = min(WRITE_LENGTH, encoder.max_tokens)
     for count in (1, LIST):
         bodies = [
             {"documents": [{"id": f"{n}-{place}", "text": text} for place, text in enumerate(some)]}
             for n, some in enumerate(texts.lists(length, count))
         ]
-        point = blank("write", encoder.name, count, length)
-        yield make_probe(point, f"/v1/indexes/{WRITTEN}/documents", bodies)
-
-
-def query_probe(encoder: MeasuredModel, texts: Texts, passages: int) -> Probe:
-    """Return searches of the index that ``fill_index`` filled."""
-    bodies = [{"query": question, "top_k": 10} for question in texts.questions[:BODIES]]
-    return make_probe(
-        blank("query", encoder.name, passages=passages), f"/v1/indexes/{INDEX}/query", bodies
-    )
+        point = Point("write", encoder.name, count, length)
+        yield point, f"/v1/indexes/{WRITTEN}/documents", bodies
 
 
 def fill_index(server: RunningServer, encoder: MeasuredModel, first: int, last: int) -> None:
     """Write passages of these numbers, their vectors random: a flat search looks at all alike."""
     if not first:
-        server.make_index(INDEX, encoder.name)
+        server.client.create_index(INDEX, encoder=encoder.name)
     chance = np.random.default_rng(first)
     with GrpcClient(server.grpc, timeout=REPLY_SECONDS) as client:
         for begin in range(first, last, FILL):
@@ -421,7 +338,9 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
     Raises:
         StartError: A request failed.
     """
-    open_door = open_grpc if probe.point.door == "grpc" else open_rest
+    kind, path, asked = probe
+    open_door = open_grpc if kind.door == "grpc" else open_rest
+    bodies = [body if isinstance(body, bytes) else json.dumps(body).encode() for body in asked]
     least = -(-LEAST_REQUESTS // callers)
     times: list[float] = []
     written: list[int] = []
@@ -439,16 +358,16 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
     def call() -> None:
         own: list[float] = []
         try:
-            send = open_door(server, probe.path)
-            send(probe.bodies[next(turn) % len(probe.bodies)])  # a new shape prepares its products
+            send = open_door(server, path)
+            send(bodies[next(turn) % len(bodies)])  # a new shape prepares its products
             ready.wait()
             until = began[0][0] + seconds
             while len(own) < least or time.perf_counter() < until:
-                body = probe.bodies[next(turn) % len(probe.bodies)]
+                body = bodies[next(turn) % len(bodies)]
                 sent = time.perf_counter()
                 reply = send(body)
                 own.append(time.perf_counter() - sent)
-                if probe.point.task == "answer":
+                if kind.task == "answer":
                     written.append(json.loads(reply)["usage"]["completion_tokens"])
         except threading.BrokenBarrierError:  # another's request failed
             return
@@ -470,7 +389,7 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
     loop = machine.loop_seconds(server.pid) - loop
     mean, count = statistics.fmean(times), len(times)
     point = replace(
-        probe.point,
+        kind,
         callers=callers,
         requests=count,
         seconds=mean,
@@ -481,9 +400,11 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         loop_seconds=loop / count,
         output=statistics.fmean(written) if written else 0.0,
     )
-    print_note(
-        f"{point.label}, {point.model or point.door}, {callers} at once: "
-        f"{1000 * point.core_seconds:.2f} core-ms, {1000 * mean:.2f} ms"
+    print(
+        f"{point.label}, {point.model or point.door}, {callers} at once: {point.requests} requests,"
+        f" {1000 * point.core_seconds:.2f} core-ms, {1000 * mean:.2f} ms,"
+        f" {point.throughput:.1f} a second",
+        flush=True,
     )
     return point
 

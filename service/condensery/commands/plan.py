@@ -8,8 +8,8 @@ from pathlib import Path
 
 from condensery import __version__
 from condensery.capacity import machine
-from condensery.capacity.plan import HOURS_A_MONTH, SHARE, Plan, Row, Target, make_plan
-from condensery.capacity.rates import MeasuredModel, Rates, read_rates
+from condensery.capacity.plan import HOURS_A_MONTH, SHARE, CostPart, Plan, Row, Target, make_plan
+from condensery.capacity.rates import Rates, read_rates
 from condensery.capacity.traffic import (
     MIXES,
     PROFILES,
@@ -197,29 +197,25 @@ def format_kinds(plan: Plan, row: Row) -> str:
     head = ("REQUEST", "A SECOND", "MODEL", "CORE-MS ALONE", "CONCURRENT", "P95 ALONE", "P95 THEN")
     cells = [
         (
-            kind.kind.name,
-            f"{line.rate:g}",
-            kind.model,
-            f"{1000 * kind.cost.alone:.2f}",
-            f"{1000 * kind.cost.concurrent:.2f}",
-            f"{1000 * kind.bare_p95:.1f} ms",
-            f"{1000 * p95:.1f} ms",
+            *(kind.kind.name, f"{line.rate:g}", kind.model),
+            *map(_ms, (kind.cost.alone, kind.cost.concurrent, kind.bare_p95, p95)),
         )
         for kind, line, p95 in zip(plan.kinds, plan.traffic, row.p95, strict=True)
     ]
     return format_table([head, *cells])
 
 
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}"
+
+
 def format_rows(plan: Plan) -> str:
     """Return what fewer machines would do, the last row being what is needed."""
-    head = ("MACHINES", "UTILISATION", "EVENT LOOP", "P95 OF ALL", "WORST KIND'S P95")
+    head = ("MACHINES", "UTILISATION", "EVENT LOOP", "P95 OF ALL, MS", "WORST KIND'S P95")
     cells = [
         (
-            f"{row.machines}",
-            f"{row.utilisation:.0%}",
-            f"{row.loop:.0%}",
-            f"{1000 * row.all_p95:.1f} ms" if row.holds else "cannot keep up",
-            f"{1000 * max(row.p95):.1f} ms" if row.holds else "-",
+            *(f"{row.machines}", f"{row.utilisation:.0%}", f"{row.loop:.0%}"),
+            *((_ms(row.all_p95), _ms(max(row.p95))) if row.holds else ("cannot keep up", "-")),
         )
         for row in plan.rows[-6:]
     ]
@@ -228,26 +224,17 @@ def format_rows(plan: Plan) -> str:
 
 def format_why(plan: Plan, rates: Rates) -> list[str]:
     """Return the arithmetic, a line a step."""
-    row = plan.row
-    lines = [
-        (
-            f"measured {rates.date} by `{rates.command}`: condensery"
-            f" {rates.versions.get('condensery', '?')},"
-            f" {', '.join(f'{m.name} {m.version} ({m.dtype})' for m in _used(plan, rates))}"
-        ),
-        "",
-    ]
+    used = [model for model in rates.models if model.name in {kind.model for kind in plan.kinds}]
+    models = ", ".join(f"{model.name} {model.version} ({model.dtype})" for model in used)
+    version = rates.versions.get("condensery", "?")
+    lines = [f"measured {rates.date} by `{rates.command}`: condensery {version}, {models}", ""]
     for kind in plan.kinds:
         lines.append(f"{kind.kind.name}, core-ms alone / with {rates.concurrency} concurrent:")
-        lines += [
-            f"  {1000 * part.cost.alone:9.3f} /{1000 * part.cost.concurrent:9.3f}"
-            + (f"  x {part.times:g}" if part.times != 1 else "")
-            + f"  {part.label}"
-            for part in kind.parts
-        ]
-        lines.append(f"  {1000 * kind.cost.alone:9.3f} /{1000 * kind.cost.concurrent:9.3f}  in all")
-    lines += ["", *_queue_lines(plan, row, rates)]
-    return lines
+        for part in (*kind.parts, CostPart("in all", 1, kind.cost)):
+            times = "" if part.times == 1 else f"x {part.times:g}  "
+            alone, concurrent = 1000 * part.cost.alone, 1000 * part.cost.concurrent
+            lines.append(f"  {alone:9.3f} /{concurrent:9.3f}  {times}{part.label}")
+    return [*lines, "", *_queue_lines(plan, plan.row, rates)]
 
 
 def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
@@ -258,8 +245,8 @@ def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
     a, c = (rate * part / row.machines / servers for part in (alone, concurrent))
     lines = [
         (
-            f"mean of the mix: {1000 * alone:.3f} core-ms alone, {1000 * concurrent:.3f} among"
-            f" concurrent ones; capacity of one machine = {servers} / {1000 * concurrent:.3f} ms ="
+            f"mean of the mix: {1000 * alone:.3f} core-ms alone, {1000 * concurrent:.3f}"
+            f" concurrent; capacity of a machine = {servers} / {1000 * concurrent:.3f} ms ="
             f" {servers / concurrent:.1f} a second"
         ),
         (
@@ -289,11 +276,6 @@ def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
         f" x {plan.passages:,}"
     )
     return lines
-
-
-def _used(plan: Plan, rates: Rates) -> list[MeasuredModel]:
-    names = {kind.model for kind in plan.kinds}
-    return [model for model in rates.models if model.name in names]
 
 
 def _finite(value: object) -> object:

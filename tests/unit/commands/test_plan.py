@@ -93,15 +93,10 @@ def test_rates_of_elsewhere_are_told_and_not_silently_used(rates: Path, tmp_path
         ((), "--request"),
         (("--request", "1/s embed", "--profile", "soak"), "one of"),
         (("--request", "1/s embed model=bert"), "bert"),
-        (("--request", "1/s rerank model=enc"), "enc"),
-        (("--request", "1/s embed tokens=5000"), "5000"),
-        (("--request", "x"), "x"),
         (("--request", "1/s embed", "--rate", "0"), "--rate"),
-        (("--request", "1/s embed", "--rate", "nan"), "--rate"),
         (("--request", "1/s embed", "--p95-ms", "nan"), "--p95-ms"),
         (("--request", "1/s embed", "--utilisation", "1"), "--utilisation"),
         (("--request", "1/s embed", "--spare", "-1"), "--spare"),
-        (("--request", "1/s embed", "--grpc-share", "2"), "--grpc-share"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(
