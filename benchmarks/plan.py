@@ -5,7 +5,7 @@
 
 Without --rates it measures them first (`condensery bench rates`, two and a half minutes). Then a
 server of its own, with the index of samples, is loaded by the doors, texts and checks of the load
-tests, REST and gRPC by halves: first by callers that each send one request of the mix after another
+tests, over REST: first by callers that each send one request of the mix after another
 (their requests a second are the capacity), then at random times (Poisson), at --share of the
 capacity that the plan has. The load runs on the same cores: what a request costs it is measured,
 and told to the plan (`--elsewhere-ms`). Exits with 1 where the capacity, or p95 of all requests, is
@@ -20,13 +20,12 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "loadtests"))
 
 from profiles import JOBS, MIXES, Job
 from recording import tell_machine, tell_others
-from rest_and_grpc import DOORS, WRITTEN
+from rest_and_grpc import WRITTEN, RestDoor
 from servers import Server, begin, keep, own_cpu_seconds, serving, workplace
 from wire import percentile
 
@@ -42,27 +41,26 @@ MODELS = ("minilm-l6", "oscar-mini")  # that the mixes ask
 
 
 class Load:
-    """Requests of a mix to a server, over both doors, and how long each took, seconds."""
+    """Requests of a mix to a server, and how long each took, seconds."""
 
     def __init__(self, server: Server, jobs: dict[Job, int]) -> None:
         self.server = server
-        self.doors = [make(server.url, server.grpc) for make in DOORS.values()]
+        self.door = RestDoor(server.url, server.grpc)
         self.jobs = jobs
         self.chance = random.Random(0)
         self.times: list[tuple[Job, float]] = []  # appending is whole, from many threads
         self.faults: list[str] = []
 
-    def draw(self) -> tuple[Any, Job]:
-        door = self.chance.choice(self.doors)
-        return door, *self.chance.choices(list(self.jobs), list(self.jobs.values()))
+    def draw(self) -> Job:
+        return self.chance.choices(list(self.jobs), list(self.jobs.values()))[0]
 
-    def send(self, door: Any, job: Job, came: float) -> None:
+    def send(self, job: Job, came: float) -> None:
         """Send a request, and count from when it came."""
         try:
-            door.run(job)
+            self.door.run(job)
             self.times.append((job, time.perf_counter() - came))
         except Exception as fault:  # whatever a library raises is a reply that did not come
-            self.faults.append(f"{door.name} {job}: {fault}")
+            self.faults.append(f"{job}: {fault}")
 
     def run(self, seconds: float, rate: float = 0.0) -> tuple[float, float, float]:
         """Send at random times at a rate; 0: callers send one request after another.
@@ -76,12 +74,12 @@ class Load:
 
         def call() -> None:
             while time.perf_counter() < began + seconds:
-                self.send(*self.draw(), time.perf_counter())
+                self.send(self.draw(), time.perf_counter())
 
         with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
             while rate and due < began + seconds:
                 time.sleep(max(0.0, due - time.perf_counter()))
-                pool.submit(self.send, *self.draw(), due)
+                pool.submit(self.send, self.draw(), due)
                 due += self.chance.expovariate(rate)
             for _ in range(0 if rate else CALLERS):
                 pool.submit(call)
@@ -124,7 +122,7 @@ def main() -> int:
         load = Load(server, jobs)
         load.run(WARM_SECONDS)
         capacity, each, elsewhere = load.run(args.seconds)
-        target = Target(elsewhere=elsewhere, grpc_share=0.5)
+        target = Target(elsewhere=elsewhere)
         kinds = [cost_of_kind(rates, line.kind, target) for line in traffic_of(jobs, 1.0)]
         ours, _ = capacity_of(kinds, traffic_of(jobs, 1.0), rates.servers)
         rate, each_below, _ = load.run(args.seconds, args.share * ours)

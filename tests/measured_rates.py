@@ -50,7 +50,6 @@ def make_rates(**changes: Any) -> Rates:
     )
     points = [
         *make_point("door", "", 1, 0.5),
-        *make_point("door", "", 2, 1.5, door="grpc"),
         *make_point("embed", "enc", 2, 1.5, tokens=10),
         *make_point("embed", "enc", 17, 16.5, tokens=10, count=16),
         *make_point("embed", "enc", 12, 11.5, tokens=110),

@@ -92,7 +92,6 @@ class Target:
         spare: Machines that may be lost.
         cost_an_hour: Of one machine; 0 is not asked for.
         elsewhere: Seconds of a core that each request takes on the same machine outside the server.
-        grpc_share: Of requests, those over gRPC.
     """
 
     p95_ms: float = math.inf
@@ -100,23 +99,20 @@ class Target:
     spare: int = 1
     cost_an_hour: float = 0.0
     elsewhere: float = 0.0
-    grpc_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A number of machines, and how they would do.
+    """A number of machines, and how each would do.
 
     Attributes:
-        utilisation: Of each one's servers, 0 to 1.
-        loop: Of each one's event loop.
-        p95: Of each kind of request, seconds; empty where they cannot keep up.
-        own: Of that, each kind's own time at this load, and what it waits in the mean for turns
-            after the first.
+        utilisation: Of its servers, 0 to 1; ``loop``: of its event loop.
+        p95: Of each kind of request, seconds; empty where it cannot keep up.
+        own: Of that, each kind's own time at this load, and waits in the mean after the first.
         waits: Of each kind, before its first turn.
         stretch: How many times as long batches take, for what goes first.
         all_p95: Of all requests together.
-        streams: Answers at once on each, in the mean.
+        streams: Answers at once, in the mean.
     """
 
     machines: int
@@ -179,12 +175,8 @@ def cost_of_kind(rates: Rates, kind: RequestKind, target: Target) -> KindCost:
         InputError, ModelNotFound: A rate that it needs was not measured.
     """
     model = rates.model_for(kind.task, kind.model)
-    door, grpc = rates.doors()
+    door = rates.door()
     parts = [CostPart("the door", 1, door), *_parts_of(rates, kind, model, door)]
-    if target.grpc_share:
-        if grpc is None:
-            raise InputError.at("--grpc-share", "gRPC was not measured", target.grpc_share)
-        parts.append(CostPart("gRPC, beyond REST", target.grpc_share, grpc))
     if target.elsewhere:
         outside = Cost(target.elsewhere, target.elsewhere)
         parts.append(CostPart("outside the server", 1, outside))

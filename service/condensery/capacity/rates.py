@@ -46,7 +46,6 @@ class Point:
     count: int = 1
     tokens: int = 0
     passages: int = 0
-    door: Literal["rest", "grpc"] = "rest"
     output: float = 0.0
     callers: int = 0
     requests: int = 0
@@ -61,7 +60,7 @@ class Point:
     def label(self) -> str:
         """What was sent, in a table's words."""
         if self.task == "door":
-            return f"door {self.door}"
+            return "door"
         if self.task == "query":
             return f"query {self.passages}"
         output = f", {self.output:.1f} out" if self.task == "answer" else ""
@@ -70,13 +69,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """A model that was measured.
-
-    Attributes:
-        dims: Numbers of an encoder's vector; 0 for others.
-        scores: Whether it ranks passages.
-        bytes: Of its weights.
-    """
+    """A model that was measured; ``bytes`` are its weights', ``scores`` says that it ranks."""
 
     name: str
     kind: str
@@ -177,14 +170,14 @@ class Rates:
         raise InputError.at("task", f"no rate of {task} was measured for {whose}; {MEASURE}", task)
 
     def pairs(self, task: Measured, model: str) -> list[Pair]:
-        """Return what was measured of a model at a task, over REST.
+        """Return what was measured of a model at a task.
 
         Raises:
             InputError: Nothing was.
         """
         rows: tuple[list[Point], list[Point]] = ([], [])
         for point in self.points:
-            if (point.task, point.model, point.door) == (task, model, "rest"):
+            if (point.task, point.model) == (task, model):
                 rows[point.callers > 1].append(point)
         if not rows[0] or len(rows[0]) != len(rows[1]):
             raise InputError.at("task", f"no rate of {task} was measured; {MEASURE}", task)
@@ -234,17 +227,13 @@ class Rates:
             raise InputError.at("passages", wrong, passages)
         return self._between(pairs, passages, lambda point: point.passages)
 
-    def doors(self) -> tuple[Cost, Cost | None]:
-        """Return what a request takes that no model works on, and what gRPC takes beyond that.
+    def door(self) -> Cost:
+        """Return what a request takes that no model works on.
 
         Nothing where it was not measured, as without an encoder: it is in the first text then.
         """
-        doors: dict[str, list[Point]] = {"rest": [], "grpc": []}
-        for point in self.points:
-            if point.task == "door":
-                doors[point.door].append(point)
-        rest, grpc = (self.cost_of((row[0], row[1])) if row else None for row in doors.values())
-        return rest or Cost(), grpc and rest and grpc.plus(rest, -1)
+        measured = any(point.task == "door" for point in self.points)
+        return self.cost_of(self.pairs("door", "")[0]) if measured else Cost()
 
     def cost_of(self, pair: Pair) -> Cost:
         """Return what a measured request took."""

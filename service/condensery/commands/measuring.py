@@ -11,14 +11,13 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import grpc
 import numpy as np
 
 from condensery.capacity import machine
@@ -27,7 +26,6 @@ from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
 from condensery.commands.common import print_note
 from condensery.errors import InputError, StartError, shorten
-from condensery.stubs import tei_v1_pb2 as tei
 from condensery.values import Document
 
 START_SECONDS = 600.0
@@ -47,7 +45,6 @@ INDEX = "rates"
 LEAST_INDEX = 1000
 FILL = 1000  # passages a write
 WRITTEN = "rates-written"
-TOKENIZE = "/tei.v1.Tokenize/Tokenize"
 # What a server of ours must not take over from the environment: where it listens, and its keys.
 OUTSIDE = ("HOST", "PORT", "GRPC_PORT", "API_KEY", "KEYS_FILE", "TLS_CERT", "TLS_KEY", "DATA_DIR")
 
@@ -65,6 +62,11 @@ class RunningServer:
     port: int
     grpc: str
     client: Client
+
+
+def open_connection(server: RunningServer) -> http.client.HTTPConnection:
+    """Return a connection to a server's REST port, which is opened when it is used."""
+    return http.client.HTTPConnection("127.0.0.1", server.port, timeout=REPLY_SECONDS)
 
 
 def send_post(connection: http.client.HTTPConnection, path: str, body: bytes) -> bytes:
@@ -206,7 +208,7 @@ class Texts:
 
     def _cut(self, texts: Sequence[str], tokens: int) -> Iterator[str]:
         """Cut each after the last token that leaves room for the special ones."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.port)
+        connection = open_connection(self._server)
         body = json.dumps({"inputs": list(texts)}).encode()
         found = json.loads(send_post(connection, "/tokenize", body))
         connection.close()
@@ -216,7 +218,7 @@ class Texts:
             yield text[: ends[min(room, len(ends)) - 1]]
 
 
-# A kind of request that is measured: what it is, the path of REST or gRPC, and bodies sent in turn.
+# A kind of request that is measured: what it is, its path, and bodies that are sent in turn.
 Probe: TypeAlias = tuple[Point, str, Sequence[Any]]
 
 
@@ -239,7 +241,8 @@ def measure_all(
     callers_at_once = concurrency_of(len(os.sched_getaffinity(0)))
     probes = [probe for model in models for probe in probes_of(model, texts)]
     if texts.counted:  # what goes through a door alone is cut into tokens
-        probes += door_probes(texts)
+        asked = [{"inputs": question} for question in texts.questions]
+        probes.append((Point("door"), "/tokenize", asked))
     if encoders:
         probes += write_probes(server, encoders[0], texts)
     searches = 2 if encoders else 0
@@ -298,13 +301,6 @@ def _sizes(lengths: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
     yield from itertools.product(sorted({*few, longest}), (1, LIST))
 
 
-def door_probes(texts: Texts) -> Iterator[Probe]:
-    """Yield what goes through a door and back, and through no model: a question cut into tokens."""
-    yield Point("door"), "/tokenize", [{"inputs": question} for question in texts.questions]
-    messages = [tei.EncodeRequest(inputs=question) for question in texts.questions]
-    yield Point("door", door="grpc"), TOKENIZE, [some.SerializeToString() for some in messages]
-
-
 def write_probes(server: RunningServer, encoder: MeasuredModel, texts: Texts) -> Iterator[Probe]:
     """Yield writes of documents that the server embeds, over and over the same ids."""
     server.client.create_index(WRITTEN, encoder=encoder.name)
@@ -339,8 +335,7 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         StartError: A request failed.
     """
     kind, path, asked = probe
-    open_door = open_grpc if kind.door == "grpc" else open_rest
-    bodies = [body if isinstance(body, bytes) else json.dumps(body).encode() for body in asked]
+    bodies = [json.dumps(body).encode() for body in asked]
     least = -(-LEAST_REQUESTS // callers)
     times: list[float] = []
     written: list[int] = []
@@ -358,14 +353,16 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
     def call() -> None:
         own: list[float] = []
         try:
-            send = open_door(server, path)
-            send(bodies[next(turn) % len(bodies)])  # a new shape prepares its products
+            connection = open_connection(server)
+            send_post(
+                connection, path, bodies[next(turn) % len(bodies)]
+            )  # a new shape prepares its products
             ready.wait()
             until = began[0][0] + seconds
             while len(own) < least or time.perf_counter() < until:
                 body = bodies[next(turn) % len(bodies)]
                 sent = time.perf_counter()
-                reply = send(body)
+                reply = send_post(connection, path, body)
                 own.append(time.perf_counter() - sent)
                 if kind.task == "answer":
                     written.append(json.loads(reply)["usage"]["completion_tokens"])
@@ -401,30 +398,8 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         output=statistics.fmean(written) if written else 0.0,
     )
     print(
-        f"{point.label}, {point.model or point.door}, {callers} at once: {point.requests} requests,"
-        f" {1000 * point.core_seconds:.2f} core-ms, {1000 * mean:.2f} ms,"
-        f" {point.throughput:.1f} a second",
+        f"{point.label} {point.model}, {callers} at once: {point.requests} requests,"
+        f" {1000 * point.core_seconds:.2f} core-ms, {1000 * mean:.2f} ms",
         flush=True,
     )
     return point
-
-
-def open_rest(server: RunningServer, path: str) -> Callable[[bytes], bytes]:
-    """Open a connection, and return what sends a body over it."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=REPLY_SECONDS)
-    return lambda body: send_post(connection, path, body)
-
-
-def open_grpc(server: RunningServer, path: str) -> Callable[[bytes], bytes]:
-    """Open a channel, and return what sends a message over it."""
-    method: Any = grpc.insecure_channel(server.grpc).unary_unary(path)
-
-    def send(body: bytes) -> bytes:
-        try:
-            reply: bytes = method(body, timeout=REPLY_SECONDS)
-        except grpc.RpcError as error:
-            code = getattr(error, "code", lambda: None)()
-            raise StartError(f"gRPC {path} failed while it was measured: {code}") from error
-        return reply
-
-    return send

@@ -30,7 +30,6 @@ WANTED: tuple[tuple[str, float | None, float, float, str], ...] = (
     ("--utilisation", 0.8, 0.01, 0.99, "of a machine, at most, whatever the latencies"),
     ("--spare", 1, 0, 1000, "machines that may be lost"),
     ("--cost-an-hour", None, 0, 1e9, "of one machine"),
-    ("--grpc-share", 0.0, 0, 1, "of the requests that come over gRPC; the rest is REST"),
     (
         "--elsewhere-ms",
         0.0,
@@ -102,7 +101,6 @@ def run_plan(args: argparse.Namespace) -> int:
         spare=args.spare,
         cost_an_hour=args.cost_an_hour or 0.0,
         elsewhere=args.elsewhere_ms / 1000,
-        grpc_share=args.grpc_share,
     )
     rates = read_rates(args.rates)
     for line in find_doubts(rates):

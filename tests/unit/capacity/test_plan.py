@@ -59,12 +59,9 @@ def test_the_parts_that_are_shown_are_those_that_were_summed() -> None:
         )
 
 
-def test_grpc_and_what_runs_beside_the_server_are_counted() -> None:
-    whole = Target(grpc_share=0.5, elsewhere=0.003)
-    assert cost("embed tokens=10", whole) == (pytest.approx(2 + 0.5 + 3), pytest.approx(5))
-    rest = tuple(point for point in RATES.points if point.door == "rest")
-    with pytest.raises(InputError, match="gRPC was not measured"):
-        cost_of_kind(replace(RATES, points=rest), RequestKind("embed"), whole)
+def test_what_runs_beside_the_server_is_counted() -> None:
+    beside = Target(elsewhere=0.003)
+    assert cost("embed tokens=10", beside) == (pytest.approx(5), pytest.approx(4.5))
 
 
 def test_a_machines_capacity_is_where_concurrent_requests_fill_it() -> None:
@@ -135,14 +132,7 @@ def test_a_target_below_one_request_alone_cannot_be_met() -> None:
     assert error.value.field == "--p95-ms"
 
 
-def test_lengths_tasks_and_traffic_beyond_all_measure_are_refused() -> None:
-    for line, told in (
-        ("1/s embed tokens=500", "up to 110"),
-        ("1/s answer 5 model=enc", "answer"),
-        ("1/s rerank 5 tokens=10 model=nobody", "nobody"),
-    ):
-        with pytest.raises(InputError if "nobody" not in line else Exception, match=told):
-            make_plan(RATES, [parse_request(line)], Target())
+def test_more_machines_than_anybody_has_are_refused() -> None:
     with pytest.raises(InputError, match="more than 100000 machines"):
         make_plan(RATES, [Traffic(RequestKind("embed", 1000, 110), 1e7)], Target())
 

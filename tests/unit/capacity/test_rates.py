@@ -37,12 +37,6 @@ def test_a_cost_is_never_under_nothing() -> None:
     assert Cost(1, 1, 1, 1).plus(Cost(2, 0.5, 2, 1), -1) == Cost(0, 0.5, 0, 0)
 
 
-def test_the_first_model_measured_at_a_task_is_its_default() -> None:
-    rates = make_rates()
-    assert rates.model_for("embed", None) == "enc"
-    assert rates.model_for("rerank", "pair") == "pair"
-
-
 def test_what_was_not_measured_is_refused_by_name() -> None:
     rates = make_rates()
     with pytest.raises(ModelNotFound, match=r"bert.*enc, pair, cls.*bench rates"):
@@ -56,7 +50,7 @@ def test_what_was_not_measured_is_refused_by_name() -> None:
     without = make_rates(points=make_point("embed", "enc", 2, 1, tokens=10))
     with pytest.raises(InputError, match="answer"):
         without.pairs("answer", "pair")
-    assert without.doors() == (Cost(), None)
+    assert without.door() == Cost()
 
 
 def test_without_a_door_of_its_own_a_request_costs_the_same() -> None:
@@ -85,7 +79,6 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ({"format": 2}, "format 2"),
         ({"points": []}, "no points"),
-        ({"points": 3}, "no rates"),
         ({"servers": 0}, "servers=0"),
         ({"memory": None}, "no rates"),
     ],
