@@ -141,7 +141,6 @@ class Plan:
         rows: From the fewest machines that keep up to those that keep the target.
         needed: Machines that keep the target; those that may be lost left out.
         memory_bytes: That the server of one machine takes.
-        passages: Of the largest index.
     """
 
     kinds: tuple[KindCost, ...]
@@ -153,8 +152,6 @@ class Plan:
     spare: int
     memory_bytes: int
     machine_bytes: int
-    streams: float
-    passages: int
     cost_a_month: float
 
     @property
@@ -248,21 +245,13 @@ def _generation(rates: Rates, kind: RequestKind, model: str) -> Iterator[CostPar
         yield CostPart("another token written", (kind.output or long[0].output) - 1, token)
 
 
-def load_of(kinds: Sequence[KindCost], rates: Sequence[float], servers: int) -> tuple[float, float]:
-    """Return utilisation, 1 or more where the machine cannot keep up; and the concurrent load.
-
-    Args:
-        rates: Requests a second of each kind on this machine.
-        servers: Of the machine.
-    """
-    alone = sum(r * kind.cost.alone for r, kind in zip(rates, kinds, strict=True)) / servers
-    concurrent = (
-        sum(r * kind.cost.concurrent for r, kind in zip(rates, kinds, strict=True)) / servers
-    )
-    if concurrent >= 1:
-        return concurrent, concurrent
+def load_of(kinds: Sequence[KindCost], rates: Sequence[float], servers: int) -> float:
+    """Return a machine's utilisation at so many requests a second of each kind; 1: it is full."""
+    pairs = list(zip(rates, kinds, strict=True))
+    alone = sum(rate * kind.cost.alone for rate, kind in pairs) / servers
+    concurrent = sum(rate * kind.cost.concurrent for rate, kind in pairs) / servers
     # Concurrent ones may cost a little more; then that holds.
-    return (alone / (1 + alone - concurrent) if alone > concurrent else concurrent), concurrent
+    return alone / (1 + alone - concurrent) if alone > concurrent < 1 else concurrent
 
 
 def row_of(
@@ -270,7 +259,7 @@ def row_of(
 ) -> Row:
     """Return how so many machines do, the traffic spread evenly and at random."""
     rates = [line.rate / machines for line in traffic]
-    load, _ = load_of(kinds, rates, servers)
+    load = load_of(kinds, rates, servers)
     loop = sum(rate * kind.cost.loop for rate, kind in zip(rates, kinds, strict=True))
     if load >= 1 or loop >= 1:
         return Row(machines, load, loop)
@@ -280,10 +269,8 @@ def row_of(
         work = kind.work(load)
         ahead = work if kind.short else min(work, kind.ahead)
         first.append(Service(rate, ahead, kind.scv if kind.short else 0.0))
-        batches.append(Service(rate, work - ahead, kind.scv))
-    short, long, stretch = short_first(
-        servers, first, [service for service in batches if service.mean]
-    )
+        batches += [] if kind.short else [Service(rate, work - ahead, kind.scv)]
+    short, long, stretch = short_first(servers, first, batches)
     waits = [short if kind.short else long for kind in kinds]
     own = [
         kind.seconds(load) * (1 if kind.short else stretch) + (kind.turns - 1) * wait.mean
@@ -316,11 +303,6 @@ def capacity_of(
 def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
     """Return how many machines a traffic needs, and how they do.
 
-    Args:
-        rates: Of one machine.
-        traffic: At least one kind.
-        target: What is wanted.
-
     Raises:
         InputError, ModelNotFound: A rate was not measured; the target is below what one request
             takes alone; it would take more than ``MOST_MACHINES``.
@@ -350,7 +332,6 @@ def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
     passages = max((kind.kind.passages or 0 for kind in kinds), default=0)
     extra = max(0.0, math.ceil(row.streams) - rates.concurrency)
     memory = rates.memory.peak + int(extra) * rates.memory.stream + passages * rates.memory.passage
-    everything = machines + target.spare
     return Plan(
         kinds=kinds,
         traffic=tuple(traffic),
@@ -361,7 +342,5 @@ def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
         spare=target.spare,
         memory_bytes=memory,
         machine_bytes=math.ceil(memory / MEMORY_SHARE),
-        streams=row.streams,
-        passages=passages,
-        cost_a_month=everything * target.cost_an_hour * HOURS_A_MONTH,
+        cost_a_month=(machines + target.spare) * target.cost_an_hour * HOURS_A_MONTH,
     )

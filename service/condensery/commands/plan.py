@@ -264,14 +264,14 @@ def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
             for own, wait, kind in zip(row.own, row.waits, plan.kinds, strict=True)
         ),
     ]
-    if plan.streams:
-        lines.append(f"answers at once on each: {plan.streams:.2f} (Little: rate x time)")
+    if row.streams:
+        lines.append(f"answers at once on each: {row.streams:.2f} (Little: rate x time)")
     memory = rates.memory
     lines.append(
         f"memory: {memory.peak / GIB:.2f} GiB at most with {rates.concurrency} callers"
         f" ({memory.start / GIB:.2f} after the start), {memory.stream / 2**20:.2f} MiB an answer"
         f" beyond {rates.concurrency} at once, {memory.passage / 1024:.2f} KiB a passage"
-        f" x {plan.passages:,}"
+        " of the largest index"
     )
     return lines
 

@@ -70,10 +70,9 @@ def test_a_machines_capacity_is_where_concurrent_requests_fill_it() -> None:
     kinds = [cost_of_kind(RATES, line.kind, Target()) for line in traffic]
     limit, bound = capacity_of(kinds, traffic, 2)
     assert (limit, bound) == (pytest.approx(2 / 0.009), "servers")
-    load, concurrent = load_of(kinds, [limit / 2 - 1e-9] * 2, 2)
-    assert (load, concurrent) == (pytest.approx(1), pytest.approx(1))
+    assert load_of(kinds, [limit / 2 - 1e-9] * 2, 2) == pytest.approx(1)
     # 100 of each a second: A = 100 * (2 + 17) ms / 2 = 0.95, C = 0.9; A / (1 + A - C)
-    assert load_of(kinds, [100, 100], 2)[0] == pytest.approx(0.95 / 1.05)
+    assert load_of(kinds, [100, 100], 2) == pytest.approx(0.95 / 1.05)
     assert not row_of(kinds, [replace(line, rate=112.0) for line in traffic], 2, 1).holds
 
 
@@ -115,15 +114,15 @@ def test_cost_and_memory_are_those_of_all_machines() -> None:
 def test_answers_at_once_follow_littles_law_and_take_memory_beyond_those_measured() -> None:
     few = make_plan(RATES, [parse_request("2/s answer 5 tokens=10")], Target())
     # 2 a second, some 38 ms each
-    assert few.streams == pytest.approx(2 * 0.038, rel=0.15)
+    assert few.row.streams == pytest.approx(2 * 0.038, rel=0.15)
     assert few.memory_bytes == 800 * MIB
     slow = make_plan(
         replace(RATES, servers=64),
         [parse_request("300/s answer 5 tokens=110 output=50")],
         Target(most_load=0.95),
     )
-    assert slow.streams > 8
-    assert slow.memory_bytes == 800 * MIB + (math.ceil(slow.streams) - 8) * 2 * MIB
+    assert slow.row.streams > 8
+    assert slow.memory_bytes == 800 * MIB + (math.ceil(slow.row.streams) - 8) * 2 * MIB
 
 
 def test_a_target_below_one_request_alone_cannot_be_met() -> None:
