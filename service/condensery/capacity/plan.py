@@ -125,11 +125,6 @@ class Row:
     all_p95: float = math.inf
     streams: float = math.inf
 
-    @property
-    def holds(self) -> bool:
-        """Whether they keep up at all."""
-        return bool(self.p95)
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -323,7 +318,7 @@ def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
         row = row_of(kinds, traffic, rates.servers, machines)
         rows.append(row)
         slow = any(p95 * 1000 > target.p95_ms for p95 in row.p95)
-        if row.holds and not slow and max(row.utilisation, row.loop) <= target.most_load:
+        if row.p95 and not slow and max(row.utilisation, row.loop) <= target.most_load:
             break
         # By a fiftieth a time where there are many: what a plan rests on is no closer.
         machines += max(1, machines // 50)

@@ -58,13 +58,9 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What was sent, in a table's words."""
-        if self.task == "door":
-            return "door"
-        if self.task == "query":
-            return f"query {self.passages}"
-        output = f", {self.output:.1f} out" if self.task == "answer" else ""
-        return f"{self.task} {self.count} x {self.tokens}{output}"
+        """What was sent, in words."""
+        size = f"{self.passages}" if self.task == "query" else f"{self.count} x {self.tokens}"
+        return f"{self.task} {size} {self.model}".strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,6 @@ from condensery.commands.common import Parsers, print_note
 from condensery.errors import InputError
 from condensery.parsers import Parser
 
-WARNING_CORES = 0.1
-# Flags of `serve` that the server which is measured has of its own.
-NOT_TAKEN = ("host", "port", "grpc_port", "keys_file", "tls_cert", "tls_key", "data_dir", "samples")
-
 
 def add_bench(parsers: Parsers) -> None:
     """Add ``bench`` and its action, whose flags are made when it runs, as those of ``serve``."""
@@ -82,6 +78,7 @@ def run_rates(args: argparse.Namespace) -> int:
     settings = read_settings(read_flags(flags))  # wrong ones are refused before anything starts
     from condensery.commands.measuring import (
         LEAST_INDEX,
+        OWN,
         concurrency_of,
         find_models,
         measure_all,
@@ -93,7 +90,7 @@ def run_rates(args: argparse.Namespace) -> int:
     if not LEAST_INDEX <= flags.index_passages <= 10**7:
         wrong = f"{flags.index_passages} is not from {LEAST_INDEX} to 10000000"
         raise InputError.at("--index-passages", wrong, flags.index_passages)
-    for name in NOT_TAKEN:
+    for name in OWN:
         if getattr(flags, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             wrong = "the server that is measured has its own ports, data and no keys"
@@ -127,11 +124,7 @@ def run_rates(args: argparse.Namespace) -> int:
         memory=memory,
     )
     write_rates(flags.out, rates)
-    if rates.foreign_cores > WARNING_CORES:
-        print_note(
-            f"other processes used {rates.foreign_cores:.2f} cores meanwhile: what requests took by"
-            " the clock is too long, and what they cost a little too much"
-        )
+    print_note(f"other processes used {rates.foreign_cores:.2f} cores meanwhile")
     print_note(f"written to {flags.out}; `condensery plan --rates {flags.out}` plans with it")
     return 0
 

@@ -26,6 +26,7 @@ from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
 from condensery.commands.common import print_note
 from condensery.errors import InputError, StartError, shorten
+from condensery.settings import variable_of
 from condensery.values import Document
 
 START_SECONDS = 600.0
@@ -41,12 +42,13 @@ ANSWER_PASSAGES, ANSWER_LENGTH, ANSWER_TOKENS = 5, 96, 32
 WRITE_LENGTH = 85
 CHARACTERS = 4.33  # a token, of the samples by WordPiece: where no encoder's tokenizer is there
 MEASURED_KINDS = ("encoder", "oscar-pair", "reranker")
+SAME = ("name", "kind", "version", "fingerprint", "dtype", "device", "max_tokens")  # as served
 INDEX = "rates"
 LEAST_INDEX = 1000
 FILL = 1000  # passages a write
 WRITTEN = "rates-written"
-# What a server of ours must not take over from the environment: where it listens, and its keys.
-OUTSIDE = ("HOST", "PORT", "GRPC_PORT", "API_KEY", "KEYS_FILE", "TLS_CERT", "TLS_KEY", "DATA_DIR")
+# Settings that a server of ours has of its own, whatever flags and environment say.
+OWN = ("host", "port", "grpc_port", "keys_file", "tls_cert", "tls_key", "data_dir", "samples")
 
 
 def concurrency_of(cores: int) -> int:
@@ -114,11 +116,10 @@ def running_server(flags: Sequence[str], log: Path) -> Iterator[RunningServer]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise StartError(f"the server to measure did not start: {text[-1500:].strip()}")
             time.sleep(0.1)
-        rest, grpc = re.search(r"REST on http://\S+:(\d+)", text), re.search(r"gRPC on (\S+)", text)
-        if rest is None or grpc is None:
-            raise StartError(f"the server does not say where it listens: {text[-1500:].strip()}")
-        with Client(f"http://127.0.0.1:{rest[1]}", timeout=REPLY_SECONDS) as client:
-            yield RunningServer(process.pid, int(rest[1]), grpc[1], client)
+        (port,) = re.findall(r"REST on http://\S+:(\d+)", text)
+        (grpc,) = re.findall(r"gRPC on (\S+)", text)
+        with Client(f"http://127.0.0.1:{port}", timeout=REPLY_SECONDS) as client:
+            yield RunningServer(process.pid, int(port), grpc, client)
     finally:
         process.terminate()
         try:
@@ -129,7 +130,7 @@ def running_server(flags: Sequence[str], log: Path) -> Iterator[RunningServer]:
 
 
 def _is_left(name: str) -> bool:
-    return name.startswith("CONDENSERY_") and name.removeprefix("CONDENSERY_") in OUTSIDE
+    return name in {variable_of(setting) for setting in (*OWN, "api_key")}
 
 
 def find_models(
@@ -156,20 +157,10 @@ def find_models(
             print_note(f"{info.name} is a {info.kind}: what those cost is not measured")
             continue
         weights = rf'^condensery_model_memory_bytes{{.*model="{re.escape(info.name)}".*}} (.*)$'
-        models.append(
-            MeasuredModel(
-                info.name,
-                info.kind,
-                info.version,
-                info.fingerprint,
-                info.dtype,
-                info.device,
-                info.max_tokens,
-                dims=info.dims or 0,
-                scores=info.kind == "reranker" or bool(info.pair and info.pair.scores),
-                bytes=int(sum(map(float, re.findall(weights, metrics, re.MULTILINE)))),
-            )
-        )
+        scores = info.kind == "reranker" or bool(info.pair and info.pair.scores)
+        size = int(sum(map(float, re.findall(weights, metrics, re.MULTILINE))))
+        same = {name: getattr(info, name) for name in SAME}
+        models.append(MeasuredModel(**same, dims=info.dims or 0, scores=scores, bytes=size))
     if not models:
         raise InputError.at("--models", "no encoder, pair or reranker is among them", wanted)
     return models, models[0].device
@@ -398,7 +389,7 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         output=statistics.fmean(written) if written else 0.0,
     )
     print(
-        f"{point.label} {point.model}, {callers} at once: {point.requests} requests,"
+        f"{point.label}, {callers} at once: {point.requests} requests,"
         f" {1000 * point.core_seconds:.2f} core-ms, {1000 * mean:.2f} ms",
         flush=True,
     )

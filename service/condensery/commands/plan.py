@@ -144,15 +144,10 @@ def find_doubts(rates: Rates) -> list[str]:
     if version != __version__:
         doubts.append(f"the rates are condensery {version}'s, and this is {__version__}")
     if rates.foreign_cores > FOREIGN_CORES:
-        doubts.append(
-            f"other processes used {rates.foreign_cores:.2f} cores while the rates were measured:"
-            " times by the clock are too long"
-        )
+        used = f"{rates.foreign_cores:.2f} cores while the rates were measured"
+        doubts.append(f"other processes used {used}: times by the clock are too long")
     if rates.device != "cpu":
-        doubts.append(
-            f"on {rates.device} a request's work is the time that its callers kept it busy: no plan"
-            " of this kind was checked against a load yet"
-        )
+        doubts.append(f"on {rates.device}: no plan for one was checked against a load yet")
     return doubts
 
 
@@ -213,7 +208,7 @@ def format_rows(plan: Plan) -> str:
     cells = [
         (
             *(f"{row.machines}", f"{row.utilisation:.0%}", f"{row.loop:.0%}"),
-            *((_ms(row.all_p95), _ms(max(row.p95))) if row.holds else ("cannot keep up", "-")),
+            *((_ms(row.all_p95), _ms(max(row.p95))) if row.p95 else ("cannot keep up", "-")),
         )
         for row in plan.rows[-6:]
     ]

@@ -18,12 +18,7 @@ from condensery.errors import InputError
     ("line", "rate", "kind"),
     [
         ("40/s embed", 40, RequestKind("embed", 1, 13)),
-        ("0.5 embed 16 tokens=85", 0.5, RequestKind("embed", 16, 85)),
-        (
-            "2/s rerank 32 tokens=120 model=oscar-mini",
-            2,
-            RequestKind("rerank", 32, 120, 0, None, "oscar-mini"),
-        ),
+        ("0.5 rerank 3 model=me", 0.5, RequestKind("rerank", 3, 85, 0, None, "me")),
         ("3/s answer 5 tokens=120 output=20", 3, RequestKind("answer", 5, 120, 20)),
         ("1/s answer streamed", 1, RequestKind("answer", 5, 85)),
         ("1e2/s query passages=100000", 100, RequestKind("query", 1, 13, 0, 100_000)),
