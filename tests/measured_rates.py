@@ -14,7 +14,7 @@ def make_point(
 ) -> tuple[Point, Point]:
     """Return a kind of request alone and concurrent, its cost in core-milliseconds.
 
-    Alone it takes as long as it costs, and 95 in 100 take no more than half as long again.
+    Alone it takes as long as it costs, and p95 is half as long again.
     """
     one = Point(
         task=task,

@@ -23,12 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How long requests wait before they are served.
-
-    Attributes:
-        chance: That a request waits at all, 0 to 1.
-        mean: Over all requests, seconds.
-    """
+    """How long requests wait: the chance that one does, and the mean over all, seconds."""
 
     chance: float
     mean: float
@@ -59,8 +54,6 @@ class Service:
     """What a class of requests needs of one server.
 
     Attributes:
-        rate: Requests a second.
-        mean: Seconds.
         scv: Squared coefficient of variation of the times: variance over the mean's square.
     """
 
@@ -88,8 +81,7 @@ def erlang_c(servers: int, offered: float) -> float:
     """Return the chance to find all servers busy, in M/M/c.
 
     Args:
-        servers: At least 1.
-        offered: Load in servers (rate times service time), under ``servers``.
+        offered: Rate times service time, under ``servers``.
     """
     assert 0 <= offered < servers
     blocked = 1.0  # Erlang's B, by its recursion, which no number overflows
@@ -99,12 +91,7 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def allen_cunneen(servers: int, service: Service) -> Wait:
-    """Return how long requests wait in M/G/c.
-
-    Args:
-        servers: At least 1.
-        service: Whose ``utilisation`` is under 1.
-    """
+    """Return how long requests wait in M/G/c, of which ``utilisation`` is under 1."""
     load = utilisation(servers, service)
     assert load < 1
     if not load:
@@ -117,16 +104,9 @@ def allen_cunneen(servers: int, service: Service) -> Wait:
 def short_first(
     servers: int, short: Sequence[Service], long: Sequence[Service]
 ) -> tuple[Wait, Wait, float]:
-    """Return the waits of short and long requests where the short ones go first.
+    """Return the waits of short and of long requests where the short ones go first.
 
-    Args:
-        servers: At least 1.
-        short: Classes that wait for each other alone.
-        long: Classes that give way to them.
-
-    Returns:
-        The wait of the short ones, that of the long ones, and how many times as long a long one's
-        own service takes, since short ones come between.
+    And how many times as long a long one's own service takes, since short ones come between.
     """
     before = mixed(short)
     stretch = 1 / (1 - utilisation(servers, before))

@@ -126,11 +126,10 @@ class Rates:
     """What a machine was measured at.
 
     Attributes:
-        machine: ``cpu``, ``kind``, ``flags``, ``cores``, ``python``, ``memory_bytes``.
-        versions: Of packages, by name.
+        machine: As ``describe_machine`` tells it, and ``memory_bytes``.
         foreign_cores: What other processes used meanwhile, in the mean.
         device: ``cpu``, or the accelerator's name.
-        servers: How many requests are worked on at once: cores, or 1 for an accelerator.
+        servers: Of the queue: cores, or 1 for an accelerator.
         concurrency: Callers of the concurrent points.
     """
 
@@ -180,10 +179,7 @@ class Rates:
         return list(zip(*rows, strict=True))
 
     def texts(self, task: Measured, model: str, tokens: int) -> tuple[Cost, Cost]:
-        """Return what a request with one text takes, and what each more text of it takes.
-
-        Args:
-            tokens: Of each text.
+        """Return what a request with one text of so many tokens takes, and each more text of it.
 
         Raises:
             InputError: Texts so long, or this task of this model, were not measured.

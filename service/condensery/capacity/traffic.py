@@ -147,12 +147,7 @@ PROFILES = {
 
 
 def traffic_of(jobs: Mapping[Job, int], rate: float) -> tuple[Traffic, ...]:
-    """Return a mix of the load tests' jobs at a rate, kinds that are the same put together.
-
-    Args:
-        jobs: Shares, a row of ``MIXES``.
-        rate: Requests a second, all jobs together.
-    """
+    """Return jobs by their shares at a rate of all together, those of the same kind as one."""
     shares: dict[RequestKind, int] = {}
     for job, share in jobs.items():
         shares[JOBS[job]] = shares.get(JOBS[job], 0) + share

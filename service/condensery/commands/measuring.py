@@ -216,12 +216,7 @@ Probe: TypeAlias = tuple[Point, str, Sequence[Any]]
 def measure_all(
     server: RunningServer, models: Sequence[MeasuredModel], seconds: float, index_passages: int
 ) -> tuple[list[Point], Memory]:
-    """Measure every kind of request that the models can do.
-
-    Args:
-        models: From ``find_models``.
-        seconds: For all of it, about.
-        index_passages: Of the larger index.
+    """Measure every kind of request that the models can do, in about so many seconds.
 
     Raises:
         StartError: A request failed.

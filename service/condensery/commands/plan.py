@@ -248,10 +248,10 @@ def _queue_lines(plan: Plan, row: Row, rates: Rates) -> list[str]:
             f" {row.utilisation:.3f}"
         ),
         (
-            f"waiting: M/G/{servers} by Allen and Cunneen, arrivals at random (Poisson), spread"
-            " evenly over machines; short requests (at most 512 tokens) and the event loop go"
-            f" first, so that batches take {row.stretch:.3f} times as long; p95 = own time at this"
-            " load + the wait that 95 in 100 do not exceed, and never under that alone:"
+            f"waiting: M/G/{servers} by Allen and Cunneen, random arrivals spread evenly; short"
+            " requests (at most 512 tokens) and the event loop go first, so that batches take"
+            f" {row.stretch:.3f} times as long; p95 = own time at this load + the wait that 95 in"
+            " 100 do not exceed, and never under that alone:"
         ),
         *(
             f"  {1000 * own:9.1f} +{1000 * wait.quantile(SHARE):9.1f} ms  {kind.kind.name}"
