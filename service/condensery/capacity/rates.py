@@ -220,12 +220,8 @@ class Rates:
         return self._between(pairs, passages, lambda point: point.passages)
 
     def door(self) -> Cost:
-        """Return what a request takes that no model works on.
-
-        Nothing where it was not measured, as without an encoder: it is in the first text then.
-        """
-        measured = any(point.task == "door" for point in self.points)
-        return self.cost_of(self.pairs("door", "")[0]) if measured else Cost()
+        """Return what a request takes that no model works on."""
+        return self.cost_of(self.pairs("door", "")[0])
 
     def cost_of(self, pair: Pair) -> Cost:
         """Return what a measured request took."""

@@ -87,8 +87,8 @@ def run_rates(args: argparse.Namespace) -> int:
 
     if not 1 <= flags.seconds <= 86_400:
         raise InputError.at("--seconds", f"{flags.seconds:g} is not from 1 to 86400", flags.seconds)
-    if not LEAST_INDEX <= flags.index_passages <= 10**7:
-        wrong = f"{flags.index_passages} is not from {LEAST_INDEX} to 10000000"
+    if not LEAST_INDEX < flags.index_passages <= 10**7:
+        wrong = f"{flags.index_passages} is not over {LEAST_INDEX} and up to 10000000"
         raise InputError.at("--index-passages", wrong, flags.index_passages)
     for name in OWN:
         if getattr(flags, name) is not None:

@@ -40,7 +40,7 @@ PAIR_LENGTHS = (32, 96)  # of passages; and as many as fit beside a question
 QUESTION_ROOM = 35
 ANSWER_PASSAGES, ANSWER_LENGTH, ANSWER_TOKENS = 5, 96, 32
 WRITE_LENGTH = 85
-CHARACTERS = 4.33  # a token, of the samples by WordPiece: where no encoder's tokenizer is there
+CHARACTERS = 7  # of a token, at most in the mean
 MEASURED_KINDS = ("encoder", "oscar-pair", "reranker")
 SAME = ("name", "kind", "version", "fingerprint", "dtype", "device", "max_tokens")  # as served
 INDEX = "rates"
@@ -163,18 +163,16 @@ def find_models(
         models.append(MeasuredModel(**same, dims=info.dims or 0, scores=scores, bytes=size))
     if not models:
         raise InputError.at("--models", "no encoder, pair or reranker is among them", wanted)
+    if not any(info.kind == "encoder" for info in infos):
+        raise InputError.at("--store", "no encoder is in it, whose tokenizer counts tokens")
     return models, models[0].device
 
 
 class Texts:
-    """Questions and passages of the samples, passages cut to a length in tokens.
-
-    Where an encoder serves, its tokenizer counts; else a token is so many characters.
-    """
+    """Questions and passages of the samples, cut to lengths by the default encoder's tokenizer."""
 
     def __init__(self, server: RunningServer) -> None:
         self._server = server
-        self.counted = any(info.kind == "encoder" for info in server.client.models())
         folder = files("condensery.samples")
         questions, passages = (
             [json.loads(line) for line in folder.joinpath(f"{name}.jsonl").read_text().splitlines()]
@@ -185,16 +183,11 @@ class Texts:
 
     def lists(self, tokens: int, count: int) -> list[list[str]]:
         """Return ``BODIES`` lists of so many texts, of so many tokens each, special ones too."""
-        number, size = BODIES * count, int(CHARACTERS * 1.5 * tokens) + 40
+        number, size = BODIES * count, CHARACTERS * tokens + 40
         whole = self._whole * (1 + size // len(self._whole))
         step = (len(whole) - size) // number
         texts = [whole[n * step :][:size].partition(" ")[2] for n in range(number)]
-        if self.counted:
-            texts = [
-                text for n in range(0, number, 64) for text in self._cut(texts[n:][:64], tokens)
-            ]
-        else:
-            texts = [text[: int(CHARACTERS * tokens)] for text in texts]
+        texts = [text for n in range(0, number, 64) for text in self._cut(texts[n:][:64], tokens)]
         return [texts[n : n + count] for n in range(0, number, count)]
 
     def _cut(self, texts: Sequence[str], tokens: int) -> Iterator[str]:
@@ -226,9 +219,8 @@ def measure_all(
     texts = Texts(server)
     callers_at_once = concurrency_of(len(os.sched_getaffinity(0)))
     probes = [probe for model in models for probe in probes_of(model, texts)]
-    if texts.counted:  # what goes through a door alone is cut into tokens
-        asked = [{"inputs": question} for question in texts.questions]
-        probes.append((Point("door"), "/tokenize", asked))
+    asked = [{"inputs": question} for question in texts.questions]
+    probes.append((Point("door"), "/tokenize", asked))
     if encoders:
         probes += write_probes(server, encoders[0], texts)
     searches = 2 if encoders else 0

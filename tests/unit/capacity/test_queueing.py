@@ -37,40 +37,6 @@ def simulate(
     return times[REQUESTS // 20 :]  # from a queue that has filled
 
 
-def simulate_preemption(
-    short: tuple[float, float], long: tuple[float, float], seed: int
-) -> tuple[list[float], list[float]]:
-    """Return the times in the system of two exponential classes before one server.
-
-    The first class interrupts the second, which goes on later where it was.
-
-    Args:
-        short: Rate and mean service, of the class that goes first.
-        long: Of the other.
-    """
-    chance = random.Random(seed)
-    classes = (short, long)
-    arrivals = [chance.expovariate(rate) for rate, _ in classes]
-    queues: tuple[list[list[float]], list[list[float]]] = ([], [])  # when it came, what is left
-    spent: tuple[list[float], list[float]] = ([], [])
-    now = 0.0
-    while len(spent[0]) + len(spent[1]) < REQUESTS:
-        which = 0 if queues[0] else 1
-        ends = now + queues[which][0][1] if queues[which] else math.inf
-        comes = min(arrivals)
-        if ends <= comes:
-            came, _ = queues[which].pop(0)
-            spent[which].append(ends - came)
-            now = ends
-            continue
-        if queues[which]:
-            queues[which][0][1] -= comes - now
-        now, arriving = comes, arrivals.index(comes)
-        queues[arriving].append([now, chance.expovariate(1 / classes[arriving][1])])
-        arrivals[arriving] += chance.expovariate(classes[arriving][0])
-    return spent
-
-
 def test_erlangs_c_is_that_of_the_tables() -> None:
     # c=2, a=1: C = (1/2 * 2) / (1 + 1 + 1) = 1/3. c=1: the load itself.
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
@@ -140,13 +106,13 @@ def test_p95_of_a_mix_is_that_of_a_simulated_one() -> None:
     assert p95 == pytest.approx(times[int(0.95 * len(times))], rel=0.12)
 
 
-def test_short_requests_that_go_first_are_those_of_a_simulated_queue() -> None:
-    short, long = (30.0, 0.01), (2.0, 0.2)  # loads 0.3 and 0.4
-    spent = simulate_preemption(short, long, seed=11)
-    first, then, stretch = short_first(1, [Service(*short, 1.0)], [Service(*long, 1.0)])
-    assert first.mean + short[1] == pytest.approx(statistics.fmean(spent[0]), rel=0.05)
-    assert then.mean + stretch * long[1] == pytest.approx(statistics.fmean(spent[1]), rel=0.1)
-    assert first == allen_cunneen(1, Service(*short, 1.0)), "the long ones are not in their way"
+def test_who_gives_way_takes_as_long_as_the_priority_queues_formula_says() -> None:
+    # M/G/1 with preemption, exponential: T2 = s2 / (1 - r1) + (r1 s1 + r2 s2) / (1 - r1) / (1 - r)
+    short, long = Service(30, 0.01, 1.0), Service(2, 0.2, 1.0)  # loads 0.3 and 0.4
+    first, then, stretch = short_first(1, [short], [long])
+    expected = 0.2 / 0.7 + (0.3 * 0.01 + 0.4 * 0.2) / 0.7 / 0.3
+    assert then.mean + stretch * long.mean == pytest.approx(expected)
+    assert first == allen_cunneen(1, short), "the long ones are not in their way"
 
 
 def test_with_no_short_requests_the_long_ones_wait_as_before() -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from measured_rates import make_point, make_rates
 
-from condensery.capacity.plan import Target, cost_of_kind
 from condensery.capacity.rates import Cost, read_rates, write_rates
-from condensery.capacity.traffic import parse_request
 from condensery.errors import InputError, ModelNotFound
 
 
@@ -50,16 +48,8 @@ def test_what_was_not_measured_is_refused_by_name() -> None:
     without = make_rates(points=make_point("embed", "enc", 2, 1, tokens=10))
     with pytest.raises(InputError, match="answer"):
         without.pairs("answer", "pair")
-    assert without.door() == Cost()
-
-
-def test_without_a_door_of_its_own_a_request_costs_the_same() -> None:
-    rates = make_rates()
-    without = make_rates(points=tuple(p for p in rates.points if p.task != "door"))
-    kind = parse_request("1/s embed 4 tokens=60").kind
-    one, other = (cost_of_kind(some, kind, Target()) for some in (rates, without))
-    assert other.cost.alone == pytest.approx(one.cost.alone)
-    assert other.cost.concurrent == pytest.approx(one.cost.concurrent)
+    with pytest.raises(InputError, match="door"):
+        without.door()
 
 
 def test_an_accelerators_work_is_what_its_callers_kept_it_busy() -> None:
