@@ -31,8 +31,7 @@ def test_rates_are_measured_and_planned_with(store_with_pair: Path, tmp_path: Pa
     for point in rates.points:
         assert point.requests >= max(3, point.callers)
         assert point.loop_seconds <= point.core_seconds * 1.5, point.label
-    assert rates.memory.start > 50 * 2**20
-    assert rates.memory.peak >= rates.memory.start
+    assert rates.memory.peak >= rates.memory.start > 50 * 2**20
     # Longer texts cost more, each of them: the law that a plan's lines rest on.
     for task, model in (("embed", "minilm-l6"), ("compress", "oscar-mini")):
         short, long = (rates.texts(task, model, tokens)[1] for tokens in (32, 150))
@@ -46,5 +45,4 @@ def test_rates_are_measured_and_planned_with(store_with_pair: Path, tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["what"]: row for row in json.loads(kept.read_text())["rows"]}
     for name in ("capacity, requests/s", "p95 of all, ms", "p95 of embed 16, ms"):
-        assert rows[name]["plan"] > 0
-        assert rows[name]["load"] > 0
+        assert min(rows[name]["plan"], rows[name]["load"]) > 0

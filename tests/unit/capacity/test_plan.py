@@ -15,7 +15,7 @@ from condensery.capacity.plan import (
     make_plan,
     row_of,
 )
-from condensery.capacity.traffic import RequestKind, Traffic, parse_request
+from condensery.capacity.traffic import parse_request
 from condensery.errors import InputError
 
 RATES = make_rates()
@@ -129,11 +129,6 @@ def test_a_target_below_one_request_alone_cannot_be_met() -> None:
     with pytest.raises(InputError, match=r"p95 of 3 ms.*embed 4.*7\.5 ms") as error:
         make_plan(RATES, [parse_request("1/s embed 4 tokens=10")], Target(p95_ms=3))
     assert error.value.field == "--p95-ms"
-
-
-def test_more_machines_than_anybody_has_are_refused() -> None:
-    with pytest.raises(InputError, match="more than 100000 machines"):
-        make_plan(RATES, [Traffic(RequestKind("embed", 1000, 110), 1e7)], Target())
 
 
 def test_an_answer_waits_twice_and_a_list_once() -> None:

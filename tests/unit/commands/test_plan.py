@@ -83,8 +83,7 @@ def test_rates_of_elsewhere_are_told_and_not_silently_used(rates: Path, tmp_path
     ):
         file = kept(tmp_path, make_rates(), **change)
         assert told in plan(file, *request)[1]
-        doubts = json.loads(plan(file, *request, "--json")[0])["doubts"]
-        assert any(told in doubt for doubt in doubts)
+        assert told in str(json.loads(plan(file, *request, "--json")[0])["doubts"])
 
 
 @pytest.mark.parametrize(
