@@ -239,9 +239,9 @@ def measure_all(
         fill_index(server, encoders[0], before, size)
         full, _ = machine.memory_bytes(server.pid)
         passage = max(0, full - empty) // max(1, size - before)
-        asked = [{"query": question, "top_k": 10} for question in texts.questions]
+        searched = [{"query": question, "top_k": 10} for question in texts.questions]
         point = Point("query", encoders[0].name, passages=size)
-        probe = (point, f"/v1/indexes/{INDEX}/query", asked)
+        probe = (point, f"/v1/indexes/{INDEX}/query", searched)
         points += [measure(server, probe, callers, each) for callers in (1, callers_at_once)]
     stream = max(0, held[callers_at_once] - held[1]) // (callers_at_once - 1) if held else 0
     return points, Memory(start, peak, stream, passage)

@@ -78,7 +78,7 @@ def add_plan(parsers: Parsers) -> None:
     wanted = parser.add_argument_group("what is wanted")
     for flag, default, _, _, help in WANTED:
         more = "" if default is None else " (default: %(default)g)"
-        kind = int if isinstance(default, int) else float
+        kind = int if flag == "--spare" else float
         wanted.add_argument(flag, type=kind, default=default, metavar="N", help=help + more)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run_plan)
