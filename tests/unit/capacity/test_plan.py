@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from measured_rates import MIB, make_rates
 
+from condensery.capacity import plan as planning
 from condensery.capacity.plan import (
     HOURS_A_MONTH,
     Target,
@@ -151,3 +152,9 @@ def test_what_runs_beside_the_server_goes_before_its_batches() -> None:
     alone = make_plan(RATES, traffic, Target()).rows[0]
     assert alone.stretch == pytest.approx(1 / (1 - 5 * 0.0002 / 2))
     assert row.p95[0] > alone.p95[0]
+
+
+def test_short_is_what_the_service_takes_for_short() -> None:
+    from condensery.runtime.queue import SHORT_TOKENS
+
+    assert planning.SHORT_TOKENS == SHORT_TOKENS
