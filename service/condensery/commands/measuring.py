@@ -33,6 +33,7 @@ START_SECONDS = 600.0
 STOP_SECONDS = 60.0
 REPLY_SECONDS = 120.0
 LEAST_REQUESTS = 3  # of a kind, and one of each caller, whatever the time
+WARM_REQUESTS = 4  # before those that count
 BODIES = 16  # different requests of one kind, sent in turn
 LIST = 16  # texts of the longer requests
 LENGTHS = (8, 32, 128)  # tokens, and as many as a model reads
@@ -260,14 +261,15 @@ def probes_of(model: MeasuredModel, texts: Texts) -> Iterator[Probe]:
         asked = zip(texts.questions, texts.lists(tokens, count), strict=True)
         return [{**named, **how, "query": query, "documents": some} for query, some in asked]
 
-    for tokens, count in _sizes(PAIR_LENGTHS, max(1, model.max_tokens - QUESTION_ROOM)):
+    longest = max(1, model.max_tokens - QUESTION_ROOM)
+    for tokens, count in _sizes(PAIR_LENGTHS, longest):
         if model.scores:
             yield Point("rerank", model.name, count, tokens), "/v1/rerank", ask(count, tokens)
         if model.kind == "oscar-pair":
             bodies = ask(count, tokens, **{"return": "stats"})
             yield Point("compress", model.name, count, tokens), "/v1/compress", bodies
     if model.kind == "oscar-pair":
-        point = Point("answer", model.name, ANSWER_PASSAGES, ANSWER_LENGTH)
+        point = Point("answer", model.name, ANSWER_PASSAGES, min(ANSWER_LENGTH, longest))
         for most in (1, ANSWER_TOKENS):
             bodies = ask(point.count, point.tokens, max_tokens=most, min_relevance=0)
             yield point, "/v1/rag/answer", bodies
@@ -332,9 +334,8 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         own: list[float] = []
         try:
             connection = open_connection(server)
-            send_post(
-                connection, path, bodies[next(turn) % len(bodies)]
-            )  # a new shape prepares its products
+            for _ in range(-(-WARM_REQUESTS // callers)):  # a new shape prepares its products
+                send_post(connection, path, bodies[next(turn) % len(bodies)])
             ready.wait()
             until = began[0][0] + seconds
             while len(own) < least or time.perf_counter() < until:
