@@ -8,11 +8,11 @@ here:
     ...  # what is measured
     report = {**recording.about(), "results": ...}
 
-Needs nothing but Python, so that it runs where there is little else.
+Needs nothing but Python, so that it runs where there is little else: of the package only what needs
+no more (`condensery.capacity.machine`), found in the checkout.
 """
 
 import os
-import platform
 import shlex
 import sys
 import time
@@ -21,15 +21,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-TICKS = os.sysconf("SC_CLK_TCK")
-# The first that a CPU has says of which kind it is: what decides how fast it multiplies.
-KINDS = {
-    "amx_bf16": "AMX",
-    "avx512_bf16": "AVX512-bf16",
-    "avx512f": "AVX512",
-    "avx2": "AVX2",
-}
-FLAGS = (*KINDS, "amx_tile", "amx_int8", "avx512_vnni", "avx_vnni", "avx512_fp16", "f16c", "fma")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "service"))
+
+from condensery.capacity.machine import (  # noqa: F401 - found by the line above; from here
+    KINDS,
+    busy_seconds,
+    cpu_seconds,
+    describe_machine,
+    kind_of,
+    read_cpu,
+    tree_seconds,
+)
 
 
 class Recording:
@@ -66,36 +68,6 @@ class Recording:
                 "cores": round(foreign / max(seconds, 1e-9), 3),
             },
         }
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return what the CPU is called, its kind and flags, how many cores we may use, and Python."""
-    name, flags = read_cpu()
-    return {
-        "cpu": name,
-        "kind": kind_of(flags),
-        "flags": [flag for flag in FLAGS if flag in flags],
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
-
-
-def read_cpu(cpuinfo: str | None = None) -> tuple[str, frozenset[str]]:
-    """Return the first CPU's name and flags.
-
-    Args:
-        cpuinfo: As Linux tells it; None reads it.
-    """
-    lines = (cpuinfo or Path("/proc/cpuinfo").read_text()).splitlines()
-    fields = [line.partition(":") for line in lines]
-    first = {key.strip(): value.strip() for key, _, value in reversed(fields)}
-    flags = first.get("flags", first.get("Features", ""))
-    return first.get("model name", platform.machine()), frozenset(flags.split())
-
-
-def kind_of(flags: frozenset[str]) -> str:
-    """Return of which kind a CPU with these flags is."""
-    return next((kind for flag, kind in KINDS.items() if flag in flags), platform.machine())
 
 
 def tell_machine(about: Mapping[str, Any]) -> str:
@@ -147,42 +119,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return what a process and its threads used so far."""
-    return _times(pid)[0]
-
-
-def busy_seconds() -> float:
-    """Return what all processes of the machine used so far, all cores together."""
-    user, nice, system, _, _, irq, softirq, *_ = map(
-        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq) / TICKS
-
-
-def tree_seconds() -> float:
-    """Return what this process and all that it started used so far, those that ended included."""
-    parents: dict[int, int] = {}
-    used: dict[int, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            own, ended, parents[int(folder.name)] = _times(int(folder.name))
-        except (FileNotFoundError, ProcessLookupError):  # ended while we looked
-            continue
-        used[int(folder.name)] = own + ended
-
-    def ours(pid: int) -> bool:
-        while pid not in (0, os.getpid()):
-            pid = parents.get(pid, 0)
-        return pid != 0
-
-    return sum(seconds for pid, seconds in used.items() if ours(pid))
-
-
-def _times(pid: int) -> tuple[float, float, int]:
-    """Return a process's CPU seconds, those of its children that ended, and its parent."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    user, system, ended_user, ended_system = map(int, fields[11:15])
-    return (user + system) / TICKS, (ended_user + ended_system) / TICKS, int(fields[1])

@@ -6,7 +6,19 @@ import sys
 from collections.abc import Sequence
 
 from condensery import __version__
-from condensery.commands import ask, chat, classify, cost, embed, index, methods, models, serve
+from condensery.commands import (
+    ask,
+    bench,
+    chat,
+    classify,
+    cost,
+    embed,
+    index,
+    methods,
+    models,
+    plan,
+    serve,
+)
 from condensery.commands.common import Parsers, print_note
 from condensery.commands.terminal import paint
 from condensery.errors import CondenseryError, InputError, shorten
@@ -79,6 +91,8 @@ def make_parser() -> Parser:
     serve.add_keys(parsers)
     methods.add_methods(parsers)
     cost.add_cost(parsers)
+    bench.add_bench(parsers)
+    plan.add_plan(parsers)
     add_own_commands(parsers)
     return parser
 

@@ -1,0 +1,384 @@
+"""A server of our own, each kind of request sent to it, and what that cost: ``bench rates``."""
+
+import http.client
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from condensery.capacity import machine
+from condensery.capacity.rates import MeasuredModel, Memory, Point
+from condensery.client.grpc import GrpcClient
+from condensery.client.rest import Client
+from condensery.commands.common import print_note
+from condensery.errors import InputError, StartError, shorten
+from condensery.settings import variable_of
+from condensery.values import Document
+
+START_SECONDS = 600.0
+STOP_SECONDS = 60.0
+REPLY_SECONDS = 120.0
+LEAST_REQUESTS = 3  # of a kind, and one of each caller, whatever the time
+WARM_REQUESTS = 4  # before those that count
+BODIES = 16  # different requests of one kind, sent in turn
+LIST = 16  # texts of the longer requests
+LENGTHS = (8, 32, 128)  # tokens, and as many as a model reads
+PAIR_LENGTHS = (32, 96)  # of passages; and as many as fit beside a question
+QUESTION_ROOM = 35
+ANSWER_PASSAGES, ANSWER_LENGTH, ANSWER_TOKENS = 5, 96, 32
+WRITE_LENGTH = 85
+CHARACTERS = 7  # of a token, at most in the mean
+MEASURED_KINDS = ("encoder", "oscar-pair", "reranker")
+SAME = ("name", "kind", "version", "fingerprint", "dtype", "device", "max_tokens")  # as served
+INDEX = "rates"
+LEAST_INDEX = 1000
+FILL = 1000  # passages a write
+WRITTEN = "rates-written"
+# Settings that a server of ours has of its own, whatever flags and environment say.
+OWN = ("host", "port", "grpc_port", "keys_file", "tls_cert", "tls_key", "data_dir", "samples")
+
+
+def concurrency_of(cores: int) -> int:
+    """Return how many callers keep so many cores busy, with requests that wait for each other."""
+    return min(64, max(8, 4 * cores))
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that is measured, on this machine."""
+
+    pid: int
+    port: int
+    grpc: str
+    client: Client
+
+
+def open_connection(server: RunningServer) -> http.client.HTTPConnection:
+    """Return a connection to a server's REST port, which is opened when it is used."""
+    return http.client.HTTPConnection("127.0.0.1", server.port, timeout=REPLY_SECONDS)
+
+
+def send_post(connection: http.client.HTTPConnection, path: str, body: bytes) -> bytes:
+    """Send a request over a connection that is kept, and return the reply's body.
+
+    Raises:
+        StartError: There is no reply, or it is no 200: what is measured would be something else.
+    """
+    for again in (True, False):
+        try:
+            connection.request("POST", path, body, {"content-type": "application/json"})
+            reply = connection.getresponse()
+            content = reply.read()
+            break
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            # One that was idle for some seconds, while other callers got ready, may be closed.
+            if again and isinstance(error, ConnectionError):
+                continue
+            name = type(error).__name__
+            raise StartError(f"POST {path} failed while it was measured: {name} {error}") from error
+    if reply.status != 200:
+        text = shorten(content.decode(errors="replace"))
+        raise StartError(f"POST {path} got {reply.status} while it was measured: {text}")
+    return content
+
+
+@contextmanager
+def running_server(flags: Sequence[str], log: Path) -> Iterator[RunningServer]:
+    """Start ``condensery serve`` with flags, on free ports; ended after the block.
+
+    Raises:
+        StartError: It did not start; the message has the end of what it printed.
+    """
+    program = "import sys; from condensery.cli import main; sys.exit(main())"
+    where = ["--no-samples", "--host", "127.0.0.1", "--port", "0", "--grpc-port", "0"]
+    command = [sys.executable, "-c", program, "serve", *flags, *where]
+    kept = {name: value for name, value in os.environ.items() if not _is_left(name)}
+    print_note("starting a server")
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=kept)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while "condensery: try:" not in (text := log.read_text(errors="replace")):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise StartError(f"the server to measure did not start: {text[-1500:].strip()}")
+            time.sleep(0.1)
+        (port,) = re.findall(r"REST on http://\S+:(\d+)", text)
+        (grpc,) = re.findall(r"gRPC on (\S+)", text)
+        with Client(f"http://127.0.0.1:{port}", timeout=REPLY_SECONDS) as client:
+            yield RunningServer(process.pid, int(port), grpc, client)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_left(name: str) -> bool:
+    return name in {variable_of(setting) for setting in (*OWN, "api_key")}
+
+
+def find_models(
+    server: RunningServer, wanted: Sequence[str] | None
+) -> tuple[list[MeasuredModel], str]:
+    """Return the models that serve, or those wanted, defaults first; and the device.
+
+    Raises:
+        InputError: One that is wanted does not serve; or there is none to measure.
+    """
+    infos = [info for info in server.client.models() if info.alias_of is None]
+    names = [info.name for info in infos]
+    for name in wanted or ():
+        if name not in names:
+            wrong = f"{shorten(name)} does not serve here; these do: {', '.join(names)}"
+            raise InputError.at("--models", wrong, name)
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as reply:
+        metrics = reply.read().decode()
+    models = []
+    for info in infos:
+        if wanted and info.name not in wanted:
+            continue
+        if info.kind not in MEASURED_KINDS:
+            print_note(f"{info.name} is a {info.kind}: what those cost is not measured")
+            continue
+        weights = rf'^condensery_model_memory_bytes{{.*model="{re.escape(info.name)}".*}} (.*)$'
+        scores = info.kind == "reranker" or bool(info.pair and info.pair.scores)
+        size = int(sum(map(float, re.findall(weights, metrics, re.MULTILINE))))
+        same = {name: getattr(info, name) for name in SAME}
+        models.append(MeasuredModel(**same, dims=info.dims or 0, scores=scores, bytes=size))
+    if not models:
+        raise InputError.at("--models", "no encoder, pair or reranker is among them", wanted)
+    if not any(info.kind == "encoder" for info in infos):
+        raise InputError.at("--store", "no encoder is in it, whose tokenizer counts tokens")
+    return models, models[0].device
+
+
+class Texts:
+    """Questions and passages of the samples, cut to lengths by the default encoder's tokenizer."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        folder = files("condensery.samples")
+        questions, passages = (
+            [json.loads(line) for line in folder.joinpath(f"{name}.jsonl").read_text().splitlines()]
+            for name in ("questions", "passages")
+        )
+        self.questions: list[str] = [line["question"] for line in questions[:BODIES]]
+        self._whole = " ".join(line["text"] for line in passages)
+
+    def lists(self, tokens: int, count: int) -> list[list[str]]:
+        """Return ``BODIES`` lists of so many texts, of so many tokens each, special ones too."""
+        number, size = BODIES * count, CHARACTERS * tokens + 40
+        whole = self._whole * (1 + size // len(self._whole))
+        step = (len(whole) - size) // number
+        texts = [whole[n * step :][:size].partition(" ")[2] for n in range(number)]
+        texts = [text for n in range(0, number, 64) for text in self._cut(texts[n:][:64], tokens)]
+        return [texts[n : n + count] for n in range(0, number, count)]
+
+    def _cut(self, texts: Sequence[str], tokens: int) -> Iterator[str]:
+        """Cut each after the last token that leaves room for the special ones."""
+        connection = open_connection(self._server)
+        body = json.dumps({"inputs": list(texts)}).encode()
+        found = json.loads(send_post(connection, "/tokenize", body))
+        connection.close()
+        for text, pieces in zip(texts, found, strict=True):
+            ends = [piece["stop"] for piece in pieces if not piece["special"]]
+            room = max(1, tokens - (len(pieces) - len(ends)))
+            yield text[: ends[min(room, len(ends)) - 1]]
+
+
+# A kind of request that is measured: what it is, its path, and bodies that are sent in turn.
+Probe: TypeAlias = tuple[Point, str, Sequence[Any]]
+
+
+def measure_all(
+    server: RunningServer, models: Sequence[MeasuredModel], seconds: float, index_passages: int
+) -> tuple[list[Point], Memory]:
+    """Measure every kind of request that the models can do, in about so many seconds.
+
+    Raises:
+        StartError: A request failed.
+    """
+    start, _ = machine.memory_bytes(server.pid)
+    encoders = [model for model in models if model.kind == "encoder"]
+    texts = Texts(server)
+    callers_at_once = concurrency_of(len(os.sched_getaffinity(0)))
+    probes = [probe for model in models for probe in probes_of(model, texts)]
+    asked = [{"inputs": question} for question in texts.questions]
+    probes.append((Point("door"), "/tokenize", asked))
+    if encoders:
+        probes += write_probes(server, encoders[0], texts)
+    searches = 2 if encoders else 0
+    each = seconds / (2 * (len(probes) + searches))
+    points: list[Point] = []
+    held: dict[int, int] = {}  # by callers, once answers were measured
+    for probe in probes:
+        for callers in (1, callers_at_once):
+            points.append(measure(server, probe, callers, each))
+            if probe[0].task == "answer":
+                held[callers] = machine.memory_bytes(server.pid)[0]
+    _, peak = machine.memory_bytes(server.pid)
+    passage = 0
+    for before, size in ((0, LEAST_INDEX), (LEAST_INDEX, index_passages))[:searches]:
+        empty, _ = machine.memory_bytes(server.pid)
+        fill_index(server, encoders[0], before, size)
+        full, _ = machine.memory_bytes(server.pid)
+        passage = max(0, full - empty) // max(1, size - before)
+        searched = [{"query": question, "top_k": 10} for question in texts.questions]
+        point = Point("query", encoders[0].name, passages=size)
+        probe = (point, f"/v1/indexes/{INDEX}/query", searched)
+        points += [measure(server, probe, callers, each) for callers in (1, callers_at_once)]
+    stream = max(0, held[callers_at_once] - held[1]) // (callers_at_once - 1) if held else 0
+    return points, Memory(start, peak, stream, passage)
+
+
+def probes_of(model: MeasuredModel, texts: Texts) -> Iterator[Probe]:
+    """Yield what a model can do."""
+    named = {"model": model.name}
+    if model.kind == "encoder":
+        for tokens, count in _sizes(LENGTHS, model.max_tokens):
+            bodies = [{**named, "input": some} for some in texts.lists(tokens, count)]
+            yield Point("embed", model.name, count, tokens), "/v1/embeddings", bodies
+        return
+
+    def ask(count: int, tokens: int, **how: Any) -> list[dict[str, Any]]:
+        asked = zip(texts.questions, texts.lists(tokens, count), strict=True)
+        return [{**named, **how, "query": query, "documents": some} for query, some in asked]
+
+    longest = max(1, model.max_tokens - QUESTION_ROOM)
+    for tokens, count in _sizes(PAIR_LENGTHS, longest):
+        if model.scores:
+            yield Point("rerank", model.name, count, tokens), "/v1/rerank", ask(count, tokens)
+        if model.kind == "oscar-pair":
+            bodies = ask(count, tokens, **{"return": "stats"})
+            yield Point("compress", model.name, count, tokens), "/v1/compress", bodies
+    if model.kind == "oscar-pair":
+        point = Point("answer", model.name, ANSWER_PASSAGES, min(ANSWER_LENGTH, longest))
+        for most in (1, ANSWER_TOKENS):
+            bodies = ask(point.count, point.tokens, max_tokens=most, min_relevance=0)
+            yield point, "/v1/rag/answer", bodies
+
+
+def _sizes(lengths: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
+    """Yield lengths that a model reads, and the longest, of one text and of several."""
+    few = {length for length in lengths if length < longest}
+    yield from itertools.product(sorted({*few, longest}), (1, LIST))
+
+
+def write_probes(server: RunningServer, encoder: MeasuredModel, texts: Texts) -> Iterator[Probe]:
+    """Yield writes of documents that the server embeds, over and over the same ids."""
+    server.client.create_index(WRITTEN, encoder=encoder.name)
+    length = min(WRITE_LENGTH, encoder.max_tokens)
+    for count in (1, LIST):
+        bodies = [
+            {"documents": [{"id": f"{n}-{place}", "text": text} for place, text in enumerate(some)]}
+            for n, some in enumerate(texts.lists(length, count))
+        ]
+        point = Point("write", encoder.name, count, length)
+        yield point, f"/v1/indexes/{WRITTEN}/documents", bodies
+
+
+def fill_index(server: RunningServer, encoder: MeasuredModel, first: int, last: int) -> None:
+    """Write passages of these numbers, their vectors random: a flat search looks at all alike."""
+    if not first:
+        server.client.create_index(INDEX, encoder=encoder.name)
+    chance = np.random.default_rng(first)
+    with GrpcClient(server.grpc, timeout=REPLY_SECONDS) as client:
+        for begin in range(first, last, FILL):
+            ids = range(begin, min(begin + FILL, last))
+            vectors = chance.standard_normal((len(ids), encoder.dims)).astype(np.float32)
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            documents = [Document(str(number), f"passage {number}") for number in ids]
+            client.upsert(INDEX, documents, vectors=vectors, fingerprint=encoder.fingerprint)
+
+
+def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -> Point:
+    """Let so many callers send a kind of request one after another, and say what it cost.
+
+    Raises:
+        StartError: A request failed.
+    """
+    kind, path, asked = probe
+    bodies = [json.dumps(body).encode() for body in asked]
+    least = -(-LEAST_REQUESTS // callers)
+    times: list[float] = []
+    written: list[int] = []
+    failures: list[Exception] = []
+    turn = itertools.count()
+    began: list[tuple[float, float, float]] = []  # the clock, and CPU time so far
+
+    def begin() -> None:
+        used = machine.cpu_seconds(server.pid), machine.loop_seconds(server.pid)
+        began.append((time.perf_counter(), *used))
+
+    # The last caller to be ready reads the clocks, before any goes on.
+    ready = threading.Barrier(callers, action=begin)
+
+    def call() -> None:
+        own: list[float] = []
+        try:
+            connection = open_connection(server)
+            for _ in range(-(-WARM_REQUESTS // callers)):  # a new shape prepares its products
+                send_post(connection, path, bodies[next(turn) % len(bodies)])
+            ready.wait()
+            until = began[0][0] + seconds
+            while len(own) < least or time.perf_counter() < until:
+                body = bodies[next(turn) % len(bodies)]
+                sent = time.perf_counter()
+                reply = send_post(connection, path, body)
+                own.append(time.perf_counter() - sent)
+                if kind.task == "answer":
+                    written.append(json.loads(reply)["usage"]["completion_tokens"])
+        except threading.BrokenBarrierError:  # another's request failed
+            return
+        except Exception as failure:  # whatever it is, the others must not wait for this caller
+            failures.append(failure)
+            ready.abort()
+        times.extend(own)
+
+    threads = [threading.Thread(target=call, daemon=True) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    then, cores, loop = began[0]
+    took = time.perf_counter() - then
+    cores = machine.cpu_seconds(server.pid) - cores
+    loop = machine.loop_seconds(server.pid) - loop
+    mean, count = statistics.fmean(times), len(times)
+    point = replace(
+        kind,
+        callers=callers,
+        requests=count,
+        seconds=mean,
+        p95_seconds=sorted(times)[min(count - 1, int(0.95 * count))],
+        scv=statistics.pvariance(times) / mean**2,
+        throughput=count / took,
+        core_seconds=max(cores, 1e-6) / count,
+        loop_seconds=loop / count,
+        output=statistics.fmean(written) if written else 0.0,
+    )
+    print(
+        f"{point.label}, {callers} at once: {point.requests} requests,"
+        f" {1000 * point.core_seconds:.2f} core-ms, {1000 * mean:.2f} ms",
+        flush=True,
+    )
+    return point
