@@ -6,7 +6,18 @@ import sys
 from collections.abc import Sequence
 
 from condensery import __version__
-from condensery.commands import ask, chat, classify, cost, embed, index, methods, models, serve
+from condensery.commands import (
+    ask,
+    chat,
+    classify,
+    cost,
+    embed,
+    index,
+    methods,
+    models,
+    ray,
+    serve,
+)
 from condensery.commands.common import Parsers, print_note
 from condensery.commands.terminal import paint
 from condensery.errors import CondenseryError, InputError, shorten
@@ -77,6 +88,7 @@ def make_parser() -> Parser:
     models.add_models(parsers)
     serve.add_settings(parsers)
     serve.add_keys(parsers)
+    ray.add_ray(parsers)
     methods.add_methods(parsers)
     cost.add_cost(parsers)
     add_own_commands(parsers)

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from prometheus_client import ProcessCollector
@@ -70,8 +71,29 @@ TRIM_SECONDS = 300.0  # between givings-back of memory
 _log = logging.getLogger(__name__)
 
 
-def serve(settings: Settings) -> int:
+class ModelSource(Protocol):
+    """Models that run elsewhere, behind a registry of this process (``condensery.cluster``)."""
+
+    async def load(
+        self, settings: Settings, metrics: Metrics, say: Say, *, usual_umask: int
+    ) -> "ModelRegistry":
+        """Return the registry once the models are ready, as ``registry.load_models`` does."""
+        ...
+
+    def watch(self, registry: "ModelRegistry", on_fault: Callable[[str | None], None]) -> None:
+        """Call back in the loop with what is wrong with them, or None, whenever that changes."""
+        ...
+
+    def close(self) -> None:
+        """Leave them. Blocks."""
+        ...
+
+
+def serve(settings: Settings, models: ModelSource | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
+
+    Args:
+        models: Where they run, if not in this process.
 
     Raises:
         StartError: A port or the data directory is taken, or no model serves.
@@ -82,7 +104,7 @@ def serve(settings: Settings) -> int:
     # uvloop and httptools (which uvicorn takes by itself where it is) more than halve what a short
     # request costs beside the model: 310 to 150 us.
     with umask(PRIVATE_UMASK) as usual, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, print_status, usual))
+        return runner.run(_serve(settings, print_status, usual, models))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -115,12 +137,14 @@ def print_status(line: str) -> None:
     sys.stderr.flush()
 
 
-async def _serve(settings: Settings, say: Say, usual_umask: int) -> int:
+async def _serve(
+    settings: Settings, say: Say, usual_umask: int, models: ModelSource | None = None
+) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(log_loop_fault)
     signals = Signals(loop)
     async with AsyncExitStack() as stack:
-        server = Server(settings, signals, say, usual_umask)
+        server = Server(settings, signals, say, usual_umask, models)
         starting = asyncio.create_task(server.start(stack))
         if not await _wait_for_first(
             starting, signals.stop, seconds=settings.start_timeout_seconds
@@ -202,6 +226,7 @@ class Server:
     Args:
         say: Called with each line for whoever started it.
         usual_umask: For what is made outside the data directory.
+        models: Where they run, if not in this process.
 
     Attributes:
         status: The process's, once ``run`` has returned.
@@ -209,7 +234,12 @@ class Server:
     """
 
     def __init__(
-        self, settings: Settings, signals: Signals, say: Say, usual_umask: int = PRIVATE_UMASK
+        self,
+        settings: Settings,
+        signals: Signals,
+        say: Say,
+        usual_umask: int = PRIVATE_UMASK,
+        models: ModelSource | None = None,
     ) -> None:
         self.status = 0
         self.fatal = ""
@@ -217,6 +247,7 @@ class Server:
         self._signals = signals
         self._say = say
         self._usual_umask = usual_umask
+        self._models = models
         self._ended = asyncio.Event()
         self._keys = Keys()
         self._services: Services
@@ -258,8 +289,11 @@ class Server:
             from condensery.runtime.gpu_metrics import watch_gpus
             from condensery.runtime.registry import load_models
 
-        registry = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
+        load = load_models if self._models is None else self._models.load
+        registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_registry, registry)
+        if self._models is not None:  # before that: what it runs elsewhere outlives this process
+            stack.push_async_callback(asyncio.to_thread, self._models.close)
         watch_gpus(metrics, (workers.device for workers in registry.workers))
         admission = Admission(settings.max_requests, settings.max_inflight_bytes, metrics)
         health = Health()
@@ -448,6 +482,8 @@ class Server:
             metrics=metrics,
         )
         stack.callback(watchdog.close)
+        if self._models is not None:
+            self._models.watch(registry, partial(health.fault, source="models elsewhere"))
 
     def _close_registry(self, registry: "ModelRegistry") -> None:
         registry.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)
