@@ -203,10 +203,14 @@ class Signals:
         self.hurry = asyncio.Event()
         self.settle = False
         self._loop = loop
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_end_signal, number)
+        self.listen()
         # Until there are keys to read: by default it would end the process.
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
+
+    def listen(self) -> None:
+        """Hear of signals to end; again, where a library has put handlers of its own there."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_end_signal, number)
 
     def on_hangup(self, reload: Callable[[], None]) -> None:
         """Call ``reload`` at each SIGHUP from now on."""
@@ -294,6 +298,7 @@ class Server:
         stack.callback(self._close_registry, registry)
         if self._models is not None:  # before that: what it runs elsewhere outlives this process
             stack.push_async_callback(asyncio.to_thread, self._models.close)
+            self._signals.listen()
         watch_gpus(metrics, (workers.device for workers in registry.workers))
         admission = Admission(settings.max_requests, settings.max_inflight_bytes, metrics)
         health = Health()

@@ -165,10 +165,15 @@ def read_config(path: Path) -> ClusterConfig:
     try:
         return ClusterConfig.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        # Of a union's alternatives the one that was meant: no mapping was meant as a number.
+        first = next(
+            (e for e in errors if not (e["loc"][-1:] == ("int",) and _is_mapping(e["input"]))),
+            errors[0],
+        )
     # The kind that a union was tried as is no part of the file.
-    kinds = ("int", "Scaling")
-    field = ".".join(str(part) for part in first["loc"] if part not in kinds)
+    loc = [str(part) for part in first["loc"] if part != "int" and "Scaling" not in str(part)]
+    field = ".".join(loc)
     problem = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         problem = f"there is no such field{_hint(str(first['loc'][-1]))}"
@@ -185,6 +190,10 @@ def _hint(word: str) -> str:
     known = [*ClusterConfig.model_fields, *Group.model_fields, *Scaling.model_fields]
     near = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _plain(value: Any) -> Any:

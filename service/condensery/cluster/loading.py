@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -176,7 +177,12 @@ class ClusterModels:
             on_fault(reason)
 
         registry.watch(look)
-        cluster.watch(lambda: loop.call_soon_threadsafe(look))
+
+        def look_in_loop() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: the server has ended
+                loop.call_soon_threadsafe(look)
+
+        cluster.watch(look_in_loop)
 
     def close(self) -> None:
         """Leave the cluster."""

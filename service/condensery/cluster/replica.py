@@ -55,6 +55,7 @@ RUNTIME_SETTINGS = (
 COMPRESS = "compress"
 METHODS = frozenset({"embed", "embed_tokens", "classify", "score", COMPRESS})
 STREAMS = frozenset({"generate"})
+FATAL_SECONDS = 1.0  # for forward passes that run as it closes
 FAULT_STATUS = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
 
 _log = logging.getLogger(__name__)
@@ -137,6 +138,25 @@ class Replica:
             metrics=self._metrics,
         )
 
+    def model(self, model: ModelId) -> Any:
+        """Return a running model, as it is here. Raises Unavailable: it is none of these."""
+        loaded = self._loaded.get(model)
+        if loaded is None:
+            raise Unavailable(
+                f"This replica holds no {model.name!r} version {model.version} of fingerprint "
+                f"{model.fingerprint}.",
+                retry_after_seconds=1.0,
+            )
+        return loaded.model
+
+    def close(self) -> None:
+        """Refuse new calls; what runs is finished."""
+        self._watchdog.close()
+        for loaded in self._loaded.values():
+            loaded.model.close()
+        for workers in self._loader.workers.all():
+            workers.close(FATAL_SECONDS)
+
     # What Serve asks
 
     def check_health(self) -> None:
@@ -196,15 +216,8 @@ class Replica:
             self._tokens -= call.tokens
 
     def _method(self, call: Call, allowed: frozenset[str]) -> Callable[..., Any]:
-        loaded = self._loaded.get(call.model)
-        if loaded is None:
-            raise Unavailable(
-                f"This replica holds no {call.model.name!r} version {call.model.version} of "
-                f"fingerprint {call.model.fingerprint}.",
-                retry_after_seconds=1.0,
-            )
         assert call.method in allowed, call.method
-        model: Any = loaded.model
+        model = self.model(call.model)
         if call.method == COMPRESS:
             model = model.compressor
         elif call.method in STREAMS:
