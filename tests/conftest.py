@@ -41,7 +41,7 @@ RAY_CONFIG = """
 local_cpus: 16
 local_object_store_mib: 150
 groups:
-  - {models: [minilm-l6], replicas: 2, cpus: 0.25}
+  - {models: [minilm-l6, oscar-mini], replicas: 2, cpus: 0.25}
   - {models: ["*"], cpus: 0.25}
 """
 

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, product
@@ -385,9 +385,11 @@ class SummedRegistry(CollectorRegistry):
 
     Attributes:
         others: Returns theirs, all together; families that are not registered here are left out.
+        refresh: Reads theirs anew; awaited before a scrape.
     """
 
     others: Callable[[], Mapping[SampleKey, float]] | None = None
+    refresh: Callable[[], Awaitable[None]] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield each family, the others' samples added to its own or put behind them."""

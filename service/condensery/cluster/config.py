@@ -45,7 +45,7 @@ class Group(_Part):
     """Models that share a process, and what each such process needs of a machine.
 
     Attributes:
-        models: Their names; "*" is for every model that no group names: each in a process alone.
+        models: Their names; "*" is every model that no group names.
         replicas: A number, or bounds between which their load decides.
         cpus: Of each replica, as Ray counts them; forward passes have as many threads.
         gpus: Of each replica; a fraction shares a GPU with others.
@@ -86,10 +86,6 @@ class Group(_Part):
         if EVERY_OTHER in models and len(models) > 1:
             raise ValueError(f"{EVERY_OTHER!r} stands alone")
         return models
-
-    def alone(self, model: str) -> "Group":
-        """Return the same for one model."""
-        return self.model_copy(update={"models": (model,)})
 
 
 EVERY_OTHER = "*"
@@ -132,11 +128,20 @@ class ClusterConfig(_Part):
         rest = [m for m in stored if m not in named] if self._of(EVERY_OTHER) else []
         return [*named, *rest]
 
-    def group_of(self, model: str) -> Group:
-        """Return the group that a model runs in, or that of all others; else the defaults."""
-        if (group := self._of(model)) is not None:
-            return group
-        return (self._of(EVERY_OTHER) or Group(models=(model,))).alone(model)
+    def deployed(self, names: Iterable[str]) -> list[Group]:
+        """Return the groups, that of all others with the names that are in no other."""
+        named = {model for group in self.groups for model in group.models}
+        rest = tuple(name for name in names if name not in named)
+        groups = [
+            group if group.models != (EVERY_OTHER,) else group.model_copy(update={"models": rest})
+            for group in self.groups
+        ]
+        return [group for group in groups if group.models]
+
+    def alone(self, model: str) -> Group:
+        """Return how a model runs by itself: as its group does, or that of all others."""
+        group = self._of(model) or self._of(EVERY_OTHER) or Group(models=(model,))
+        return group.model_copy(update={"models": (model,)})
 
     def _of(self, model: str) -> Group | None:
         return next((group for group in self.groups if model in group.models), None)

@@ -389,7 +389,10 @@ class Application:
         if self._made is None:
             from ray import serve
 
-            self._made = serve.get_app_handle(self.name)
+            # By gRPC from here to the replica. Through Ray's object store, its default, a call took
+            # three times as long, and a large reply whose caller had left could end this process
+            # ("GetOwnerAddressOrDie").
+            self._made = serve.get_app_handle(self.name).options(_by_reference=False)
         return self._made
 
     def check(self) -> None:
@@ -453,6 +456,8 @@ class Application:
         except asyncio.CancelledError:
             if self._waits[task] and task.uncancel() == 0:
                 raise ReplicaLost(self._reason) from None
+            if not task.cancelling():  # nobody here has: it was cancelled there
+                raise ReplicaLost("it ended the call") from None
             raise
         finally:
             del self._waits[task]
@@ -479,6 +484,7 @@ class Application:
 @contextlib.contextmanager
 def _raising_ours() -> Iterator[None]:
     """Turn what Ray raises into what callers of a model know."""
+    import grpc
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, TaskCancelledError
     from ray.serve.exceptions import (
         BackPressureError,
@@ -496,6 +502,8 @@ def _raising_ours() -> Iterator[None]:
         raise Unavailable("No replica is up.", retry_after_seconds=2.0) from error
     except GetTimeoutError as error:
         raise TimeoutError from error
+    except grpc.RpcError as error:
+        raise ReplicaLost("the connection to it broke") from error
     except (RayError, RayServeException) as error:
         raise ReplicaLost(_first_line(error)) from error
 

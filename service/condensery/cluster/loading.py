@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from condensery.cluster.config import EVERY_OTHER, ClusterConfig, Group
+from condensery.cluster.config import ClusterConfig
 from condensery.cluster.deployments import Application, Cluster
 from condensery.cluster.messages import ModelId
 from condensery.cluster.remote import Remote, remote_model
 from condensery.cluster.replica import RUNTIME_SETTINGS
 from condensery.cluster.replica_metrics import ReplicaMetrics
-from condensery.errors import CondenseryError
+from condensery.errors import CondenseryError, ModelFault
 from condensery.metrics import Metrics
 from condensery.runtime.device import prepare_process
 from condensery.runtime.loader import LoadedModel, ModelLoader
@@ -56,7 +56,7 @@ class ClusterLoader(ModelLoader):
         Raises:
             Unavailable: The cluster does not answer.
         """
-        for group in _groups(self.cluster.config, self.names()):
+        for group in self.cluster.config.deployed(self.names()):
             models = []
             for name in group.models:
                 try:
@@ -81,10 +81,13 @@ class ClusterLoader(ModelLoader):
         model = _id_of(stored)
         app = self.begun.pop(model, None)
         if app is None:  # loaded later, or again
-            app = self.cluster.deploy([model], self.cluster.config.group_of(model.name))
-        facts = self.cluster.wait_ready(app).models[model]
+            app = self.cluster.deploy([model], self.cluster.config.alone(model.name))
+        there = self.cluster.wait_ready(app)
         remote = Remote(model, app)
         try:
+            if model not in there.models:
+                raise ModelFault(there.refused[model])
+            facts = there.models[model]
             running = remote_model(remote, stored, facts, self.threads, self.metrics)
         except CondenseryError:
             remote.close()
@@ -205,13 +208,6 @@ def _make_loader(store: "ModelStore", metrics: Metrics, cluster: Cluster) -> Clu
         metrics=metrics,
         cluster=cluster,
     )
-
-
-def _groups(config: ClusterConfig, names: Sequence[str]) -> list[Group]:
-    """Return the groups to deploy, one a process kind: each model of no group is alone."""
-    named = {model for group in config.groups for model in group.models}
-    groups = [group for group in config.groups if group.models != (EVERY_OTHER,)]
-    return [*groups, *(config.group_of(name) for name in names if name not in named)]
 
 
 def _id_of(stored: StoredModel) -> ModelId:

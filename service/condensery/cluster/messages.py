@@ -198,7 +198,40 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """A replica's models, and the options that it was deployed with."""
+    """A replica's models, why it refuses others, and the options that it was deployed with."""
 
     models: dict[ModelId, ModelFacts]
+    refused: dict[ModelId, str]
     options: str
+
+
+# What a model's runtime counts. All else is the doors': they know of all replicas.
+COUNTED = (
+    "condensery_batch_",
+    "condensery_cancelled_total",
+    "condensery_decode_graph_failures_total",
+    "condensery_forward",
+    "condensery_input_tokens",
+    "condensery_inter_token_seconds",
+    "condensery_oom_total",
+    "condensery_rejected_total",
+    "condensery_stage_seconds",
+    "condensery_step_tokens",
+    "condensery_truncated_inputs",
+    "condensery_worker_restarts_total",
+    "te_batch_",
+)
+# What it shows of the moment: gone with the replica.
+SHOWN = (
+    "condensery_cache_positions",
+    "condensery_decode_graphs",
+    "condensery_queue_",
+    "condensery_sequences",
+    "te_queue_size",
+)
+NOT_ADDED = ("condensery_queue_tokens_limit",)
+
+
+def is_read(name: str) -> bool:
+    """Whether a replica's sample of this name is added to the doors'."""
+    return name.startswith((*COUNTED, *SHOWN)) and not name.startswith(NOT_ADDED)

@@ -23,6 +23,7 @@ from condensery.cluster.messages import (
     ReplicaFacts,
     Reply,
     Timing,
+    is_read,
 )
 from condensery.errors import CondenseryError, ModelFault, Unavailable
 from condensery.logs import configure_logging
@@ -65,14 +66,15 @@ class Replica:
     """One process with a group's models.
 
     Args:
-        models: In these versions; all are loaded and tried before the first call.
+        models: In these versions; all are loaded and tried before the first call. One that fails is
+            refused, the rest serve.
         settings: Those named in ``RUNTIME_SETTINGS``, as they are in a file.
         store: Root of the own models, the same on all machines.
         options: Names what it was deployed with, for doors that find it running.
 
     Raises:
-        CondenseryError: A model can't be read, fails its self-test, or is another one than that
-            of its name in the doors' store.
+        ModelFault: None can be read and passes its self-test; or the store's are others than the
+            doors'.
     """
 
     # Serve awaits a constructor that is a coroutine.
@@ -86,11 +88,17 @@ class Replica:
         self._fatal = ""
         self._metrics = Metrics(tei=self._settings.tei_metrics)
         self._loaded: dict[ModelId, LoadedModel] = {}
+        self._refused: dict[ModelId, str] = {}
         self._loader = await asyncio.to_thread(self._make_loader)
         for model in models:
             self._metrics.prepare_model(model.name)
-            self._loaded[model] = await asyncio.to_thread(self._open, model)
-        await self._try_all()
+            try:
+                self._loaded[model] = await self._open(model)
+            except CondenseryError as error:
+                self._refused[model] = error.message
+                _log.error("model_refused", extra={"model": model.name, "reason": error.message})
+        if not self._loaded:
+            raise ModelFault("; ".join(self._refused.values()))
         self._watchdog = self._watch()
 
     def _make_loader(self) -> "ModelLoader":
@@ -103,7 +111,21 @@ class Replica:
             self._settings, store, self._metrics, lambda line: _log.info("start %s", line)
         )
 
-    def _open(self, model: ModelId) -> "LoadedModel":
+    async def _open(self, model: ModelId) -> "LoadedModel":
+        from condensery.runtime.device import release_memory
+        from condensery.runtime.loader import self_test
+
+        loaded = await asyncio.to_thread(self._read, model)
+        try:
+            await self_test(loaded.model)
+        except CondenseryError:
+            loaded.model.close()
+            raise
+        finally:
+            await asyncio.to_thread(release_memory)
+        return loaded
+
+    def _read(self, model: ModelId) -> "LoadedModel":
         stored = self._loader.store.open(model.name, model.version)
         if stored.manifest.fingerprint != model.fingerprint:
             raise ModelFault(
@@ -112,14 +134,6 @@ class Replica:
                 f"{stored.manifest.fingerprint}, not {model.fingerprint}"
             )
         return self._loader.open(stored)
-
-    async def _try_all(self) -> None:
-        from condensery.runtime.device import release_memory
-        from condensery.runtime.loader import self_test
-
-        for loaded in self._loaded.values():
-            await self_test(loaded.model)
-        await asyncio.to_thread(release_memory)
 
     def _watch(self) -> "Watchdog":
         """Restart a device worker that hangs, once; then Serve is to replace the replica."""
@@ -173,16 +187,18 @@ class Replica:
     async def describe(self) -> ReplicaFacts:
         """Return what the doors have to know of the models."""
         return ReplicaFacts(
-            {model: _facts(loaded) for model, loaded in self._loaded.items()}, self._options
+            {model: _facts(loaded) for model, loaded in self._loaded.items()},
+            self._refused,
+            self._options,
         )
 
     async def read_metrics(self) -> tuple[str, list[tuple[SampleKey, float]]]:
-        """Return which process this is, and its samples."""
+        """Return which process this is, and those of its samples that the doors add up."""
         samples = [
             (key_of(sample), sample.value)
             for family in self._metrics.registry.collect()
             for sample in family.samples
-            if not sample.name.endswith("_created")
+            if is_read(sample.name)
         ]
         return f"{os.uname().nodename}:{os.getpid()}", samples
 

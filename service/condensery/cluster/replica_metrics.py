@@ -1,42 +1,22 @@
-"""The replicas' metrics among the doors' own: read regularly, and added up at each scrape.
+"""The replicas' metrics among the doors' own: read at each scrape, and added up.
 
 So every name means what it does on one machine, and dashboards and alerts stay as they are. What a
-replica counted stays counted when it is gone: a counter never falls.
+replica counted stays counted when it is gone: a counter never falls. They are read between scrapes
+too, so that little is lost with a replica that is killed.
 """
 
+import asyncio
+import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
 
 from condensery.cluster.deployments import Cluster
+from condensery.cluster.messages import COUNTED
 from condensery.metrics import Metrics, SampleKey
 
-READ_SECONDS = 5.0
-# What a model's runtime counts. All else is the doors': they know of all replicas.
-COUNTED = (
-    "condensery_batch_",
-    "condensery_cancelled_total",
-    "condensery_decode_graph_failures_total",
-    "condensery_forward",
-    "condensery_input_tokens",
-    "condensery_inter_token_seconds",
-    "condensery_oom_total",
-    "condensery_rejected_total",
-    "condensery_stage_seconds",
-    "condensery_step_tokens",
-    "condensery_truncated_inputs",
-    "condensery_worker_restarts_total",
-    "te_batch_",
-)
-# What it shows of the moment: gone with the replica.
-SHOWN = (
-    "condensery_cache_positions",
-    "condensery_decode_graphs",
-    "condensery_queue_",
-    "condensery_sequences",
-    "te_queue_size",
-)
-NOT_ADDED = ("condensery_queue_tokens_limit",)
+READ_SECONDS = 10.0  # between readings that no scrape asks for
+SCRAPE_SECONDS = 2.0  # that a scrape waits for replicas; those that are late count as last time
 
 
 class ReplicaMetrics:
@@ -48,7 +28,10 @@ class ReplicaMetrics:
         self._latest: dict[str, Mapping[SampleKey, float]] = {}
         self._gone: defaultdict[SampleKey, float] = defaultdict(float)
         self._stop = threading.Event()
+        self._reading = threading.Lock()
+        self._scraping = asyncio.Lock()
         metrics.registry.others = self.total
+        metrics.registry.refresh = self.refresh
         self._thread = threading.Thread(target=self._run, name="replica-metrics", daemon=True)
         self._thread.start()
 
@@ -61,15 +44,22 @@ class ReplicaMetrics:
                     sums[key] += value
             return sums
 
+    async def refresh(self) -> None:
+        """Read every replica, as they are now; those that are slow count as last time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SCRAPE_SECONDS), self._scraping:
+                await asyncio.to_thread(self.read)
+
     def read(self) -> None:
         """Read every replica that is up. Blocks for some seconds at most."""
+        with self._reading:
+            self._read_all()
+
+    def _read_all(self) -> None:
         latest: dict[str, Mapping[SampleKey, float]] = {}
         for app in self._cluster.applications():
             try:
-                latest.update(
-                    (replica, {key: value for key, value in samples if is_read(key[0])})
-                    for replica, samples in app.read_metrics()
-                )
+                latest.update((replica, dict(samples)) for replica, samples in app.read_metrics())
             except Exception:  # whatever Ray makes of a replica that just went; the next time
                 with self._lock:  # none of them is known to be gone
                     known = self._latest.items()
@@ -88,8 +78,3 @@ class ReplicaMetrics:
     def _run(self) -> None:
         while not self._stop.wait(READ_SECONDS):
             self.read()
-
-
-def is_read(name: str) -> bool:
-    """Whether a replica's sample of this name is added to the doors'."""
-    return name.startswith((*COUNTED, *SHOWN)) and not name.startswith(NOT_ADDED)

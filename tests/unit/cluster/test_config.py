@@ -13,10 +13,11 @@ def read(folder: Path, text: str) -> ClusterConfig:
     return read_config(path)
 
 
-def test_an_empty_file_runs_every_model_alone_in_one_replica_each(tmp_path: Path) -> None:
+def test_an_empty_file_runs_every_model_in_one_replica(tmp_path: Path) -> None:
     config = read(tmp_path, "")
     assert config.names(["a", "b"]) == ["a", "b"]
-    assert config.group_of("b") == Group(models=("b",))
+    assert config.deployed(["a", "b"]) == [Group(models=("a", "b"))]
+    assert config.alone("loaded later") == Group(models=("loaded later",))
 
 
 def test_named_models_come_first_and_others_only_where_the_file_says_so(tmp_path: Path) -> None:
@@ -24,8 +25,10 @@ def test_named_models_come_first_and_others_only_where_the_file_says_so(tmp_path
     assert read(tmp_path, named).names(["a", "b"]) == ["b", "missing"]
     config = read(tmp_path, "groups: [{models: [b]}, {models: ['*'], cpus: 2}]")
     assert config.names(["a", "b"]) == ["b", "a"]
-    assert config.group_of("a") == Group(models=("a",), cpus=2)
-    assert config.group_of("loaded later").cpus == 2
+    groups = [Group(models=("b",)), Group(models=("a", "c"), cpus=2)]
+    assert config.deployed(["b", "a", "c"]) == groups
+    assert config.deployed(["b"]) == groups[:1]
+    assert config.alone("loaded later").cpus == 2
 
 
 def test_replicas_are_a_number_or_bounds(tmp_path: Path) -> None:
