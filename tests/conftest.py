@@ -40,6 +40,7 @@ on_ray = False
 RAY_CONFIG = """
 local_cpus: 16
 local_object_store_mib: 150
+ready_seconds: 290
 groups:
   - {models: [minilm-l6, oscar-mini], replicas: 2, cpus: 0.25}
   - {models: ["*"], cpus: 0.25}
@@ -208,12 +209,13 @@ def guarded_server(
 
 @contextmanager
 def serving(
-    store: Path, folder: Path, *flags: str, config: str | None = None
+    store: Path, folder: Path, *flags: str, config: str | None = None, status: int = 0
 ) -> Iterator[LiveServer]:
-    """Run a server; it must end by itself, and with 0.
+    """Run a server; it must end by itself, when it is told to, and with 0.
 
     Args:
         config: Of a cluster, on which its models run in replicas.
+        status: That it must end with; if not 0, then by itself.
     """
     data_dir, log = folder / "data", folder / "log"
     command = [str(Path(sys.executable).with_name("condensery")), *serve_words(folder, config)]
@@ -229,16 +231,17 @@ def serving(
         grpc = re.search(r"gRPC on (\S+)", text)
         assert rest, text
         yield LiveServer(rest[1], grpc[1] if grpc else "", data_dir, log, process.pid)
-        assert process.poll() is None, f"the server died:\n{log.read_text()}"
+        assert status or process.poll() is None, f"the server died:\n{log.read_text()}"
     finally:
-        process.send_signal(signal.SIGTERM)
+        if not status:
+            process.send_signal(signal.SIGTERM)
         try:
-            status = process.wait(60)
+            ended = process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             raise
-    assert status == 0, log.read_text()
+    assert ended == status, log.read_text()
 
 
 def serve_words(folder: Path, config: str | None) -> list[str]:

@@ -80,8 +80,17 @@ class ModelSource(Protocol):
         """Return the registry once the models are ready, as ``registry.load_models`` does."""
         ...
 
-    def watch(self, registry: "ModelRegistry", on_fault: Callable[[str | None], None]) -> None:
-        """Call back in the loop with what is wrong with them, or None, whenever that changes."""
+    def watch(
+        self,
+        registry: "ModelRegistry",
+        on_fault: Callable[[str | None], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """Call back in the loop with what is wrong with them, or None, whenever that changes.
+
+        Args:
+            on_fatal: Called where only a new process helps.
+        """
         ...
 
     def close(self) -> None:
@@ -488,7 +497,8 @@ class Server:
         )
         stack.callback(watchdog.close)
         if self._models is not None:
-            self._models.watch(registry, partial(health.fault, source="models elsewhere"))
+            on_fault = partial(health.fault, source="models elsewhere")
+            self._models.watch(registry, on_fault, fatal)
 
     def _close_registry(self, registry: "ModelRegistry") -> None:
         registry.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)

@@ -17,11 +17,12 @@ from tests.conftest import LiveServer, serving
 
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
-from condensery.errors import CondenseryError, Unavailable
+from condensery.errors import CondenseryError, ModelNotFound, Unavailable
+from condensery.values import Document
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
-LOCAL = "local_cpus: 16\nlocal_object_store_mib: 150\n"
+LOCAL = "local_cpus: 16\nlocal_object_store_mib: 150\nready_seconds: 290\n"
 TWO_OF_EACH = (
     LOCAL
     + """
@@ -173,7 +174,10 @@ async def test_an_answer_whose_replica_is_killed_ends_with_a_retriable_error(
 
 
 def ready(server: LiveServer) -> bool:
-    return httpx.get(f"{server.url}/readyz", timeout=30).status_code == 200
+    try:
+        return httpx.get(f"{server.url}/readyz", timeout=30).status_code == 200
+    except httpx.HTTPError:  # it has ended
+        return False
 
 
 def test_a_model_without_a_replica_is_not_ready_and_says_so_on_each_door(
@@ -233,18 +237,56 @@ async def test_replicas_come_and_go_with_the_load(store_with_pair: Path, tmp_pat
             assert (await client.embed([TEXT])).shape == (1, 384)
 
 
-def test_without_its_head_it_is_not_ready_refuses_and_recovers(
+def test_a_replica_that_never_gets_ready_is_refused_with_the_reason_and_the_rest_serve(
     store_with_pair: Path, tmp_path: Path
 ) -> None:
-    config = f"{LOCAL}groups:\n  - {{models: [minilm-l6], cpus: 0.25}}\n"
+    config = (
+        LOCAL.replace("290", "150")
+        + """
+groups:
+  - {models: [minilm-l6], cpus: 0.25}
+  - {models: [oscar-mini], cpus: 0.25, resources: {a-gpu-that-nobody-has: 1}}
+"""
+    )
     with (
         serving(store_with_pair, tmp_path, "--no-samples", config=config) as server,
+        Client(server.url, retries=0) as client,
+    ):
+        assert ready(server)  # as on one machine: what serves is all there
+        assert [model.name for model in client.models()] == ["minilm-l6"]
+        assert client.embed([TEXT]).shape == (1, 384)
+        with pytest.raises(ModelNotFound, match=r"did not get ready \(not within 150 s") as caught:
+            client.answer(QUESTION, documents=PASSAGES, model="oscar-mini")
+        assert "a-gpu-that-nobody-has" in caught.value.message
+
+
+def test_without_its_head_it_is_not_ready_refuses_and_ends_for_its_supervisor(
+    store_with_pair: Path, tmp_path: Path
+) -> None:
+    config = f"{LOCAL}lost_seconds: 40\ngroups: [{{models: [minilm-l6], cpus: 0.25}}]\n"
+    with (
+        serving(store_with_pair, tmp_path, "--no-samples", config=config, status=70) as server,
         Client(server.url, retries=0, timeout=60) as client,
     ):
+        client.create_index("kept")
+        client.upsert("kept", [Document(id="a", text=TEXT)])
         for pid in named(server, "gcs_server|raylet/raylet"):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not ready(server), "it is still ready")
         with pytest.raises(Unavailable, match="Ray cluster does not answer"):
             client.embed([TEXT])
-        wait_until(lambda: ready(server), "it does not recover")
-        assert client.embed([TEXT]).shape == (1, 384)
+        wait_until(lambda: has_ended(server.pid), "it does not end")
+    assert "ended: the Ray cluster does not answer" in server.log.read_text()
+    (tmp_path / "log").rename(tmp_path / "first.log")
+    with (
+        serving(store_with_pair, tmp_path, "--no-samples", config=config) as server,
+        Client(server.url) as client,
+    ):
+        assert [hit.document_id for hit in client.query("kept", TEXT)] == ["a"]
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True

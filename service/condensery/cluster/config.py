@@ -98,7 +98,10 @@ class ClusterConfig(_Part):
         name: Of what is deployed, before the groups' own; one a door process.
         address: Of a running Ray: "auto" is the one of this machine; None starts one that ends
             with this process.
-        ready_seconds: For replicas to be ready, from the moment they are asked for.
+        ready_seconds: For replicas to be ready, from the moment they are asked for; below the
+            setting ``start_timeout_seconds``.
+        lost_seconds: Without an answer of the cluster, after which this process ends, for its
+            supervisor to start it anew.
         local_cpus: Of a Ray that is started, as it counts them; None is what the machine has.
         local_object_store_mib: Of such a Ray: memory for what is larger than 100 KB a reply.
         groups: In which models run; a model that is in none is not loaded.
@@ -106,7 +109,8 @@ class ClusterConfig(_Part):
 
     name: str = Field(default="condensery", pattern=NAME)
     address: str | None = Field(default=None, min_length=1)
-    ready_seconds: Seconds = 300.0
+    ready_seconds: Seconds = 240.0
+    lost_seconds: Seconds = 60.0
     local_cpus: float | None = Field(default=None, gt=0, le=4096)
     local_object_store_mib: int = Field(default=256, ge=80, le=1_000_000)
     groups: tuple[Group, ...] = Field(default=(Group(models=(EVERY_OTHER,)),), min_length=1)

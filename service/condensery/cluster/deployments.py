@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from condensery.cluster.config import ClusterConfig, Group, Scaling
@@ -33,14 +32,14 @@ from condensery.metrics import SampleKey
 POLL_SECONDS = 0.25  # while replicas start
 CONTROL_SECONDS = 10.0  # for an answer of the cluster's own processes
 SILENT_SECONDS = 15.0  # without one, and the cluster is down; a controller restarts in less
-REJOIN_SECONDS = 15.0  # between tries to join it again
-JOIN_SECONDS = 60.0  # for that
+NONE_UP_SECONDS = 10.0  # that calls wait for a replica where there is none
 DEPLOYMENT = "models"
 DRAIN_POLL_SECONDS = 1.0  # of a replica that goes: whether its last call is over
 MIB = 2**20
 # Of what a started Ray prints and keeps: nothing is sent to its authors, and no page is served.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
-# Ray ends a process that can't reach its head for a minute. The doors answer on, and join again.
+# Ray would end a process that can't reach its head for a minute, without a word. Ours answers on,
+# and decides itself (``lost_seconds``).
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
 
 _log = logging.getLogger(__name__)
@@ -57,6 +56,7 @@ class Cluster:
 
     Attributes:
         down: Why the cluster does not answer; None while it does.
+        lost: Whether it has not for so long that it is left.
         states: Of each of our applications: replicas that are up, and what Serve says of it.
     """
 
@@ -71,14 +71,14 @@ class Cluster:
     ) -> None:
         self.config = config
         self.down: str | None = None
+        self.lost = False
         self.states: dict[str, AppState] = {}
         self._settings = settings
         self._store = store
         self._max_requests = max_requests
         self._drain_seconds = drain_seconds
         self._lock = threading.Lock()
-        self._deployed: dict[str, tuple[Application, Group]] = {}
-        self._watchers: list[Callable[[], None]] = []
+        self._deployed: dict[str, Application] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -103,6 +103,7 @@ class Cluster:
                 "include_dashboard": False,
             }
         where = config.address or "a Ray of its own"
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             # In this thread, which is not the main one: the signals stay ours.
             ray.init(
@@ -118,7 +119,6 @@ class Cluster:
                 f"address: {where}: Ray does not answer or start: {_first_line(error)}",
                 field="address",
             ) from error
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
     def deploy(self, models: Sequence[ModelId], group: Group) -> "Application":
         """Run a group's models, or find them running; does not wait for them. Blocks shortly.
@@ -139,7 +139,7 @@ class Cluster:
             else:
                 self._run(name, models, group, options)
         with self._lock:
-            self._deployed[name] = app, group
+            self._deployed[name] = app
             self.states[name] = running or AppState(0, "DEPLOYING", "")
         return app
 
@@ -150,7 +150,6 @@ class Cluster:
             ModelFault: They are not in time, or one says why it can't be; they are deleted.
             Unavailable: The cluster does not answer.
         """
-        until = time.monotonic() + self.config.ready_seconds
         while True:
             with self._reporting_silence():
                 state = self._read_status().get(app.name) or AppState(0, "DEPLOYING", "")
@@ -159,7 +158,7 @@ class Cluster:
             if state.status == "RUNNING" and state.up:
                 return app.describe()
             failed = state.status in ("DEPLOY_FAILED", "UNHEALTHY") and not state.up
-            if failed or time.monotonic() > until or self._stop.is_set():
+            if failed or time.monotonic() > app.ready_until or self._stop.is_set():
                 self.delete(app.name)
                 late = f"not within {self.config.ready_seconds:g} s (ready_seconds)"
                 raise ModelFault(
@@ -184,16 +183,24 @@ class Cluster:
             _log.info("replicas_deleted", extra={"application": name})
             self.delete(name)
 
-    def watch(self, callback: Callable[[], None]) -> None:
-        """Read the states every second from now on; call back, in a thread, when they change."""
-        self._watchers.append(callback)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="ray-status", daemon=True)
-            self._thread.start()
+    def watch(self, on_change: Callable[[], None], on_lost: Callable[[str], None]) -> None:
+        """Read the states every second from now on; call back in a thread.
+
+        Args:
+            on_change: Called when they change.
+            on_lost: Called once the cluster has not answered for ``lost_seconds``: a process can't
+                leave one that is gone and join another.
+        """
+        self._thread = threading.Thread(
+            target=self._look, args=(on_change, on_lost), name="ray-status", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
         """Leave the cluster: what is deployed stays there, unless it was started here."""
         self._stop.set()
+        if self.lost:  # there is nobody to say it to, and Ray may wait for an answer for ever
+            return
         if self._thread is not None:
             self._thread.join(CONTROL_SECONDS)
         import ray
@@ -204,7 +211,7 @@ class Cluster:
     def applications(self) -> "list[Application]":
         """Return those that are deployed."""
         with self._lock:
-            return [app for app, _ in self._deployed.values()]
+            return list(self._deployed.values())
 
     def check(self, name: str) -> None:
         """Raise Unavailable while an application has no replica up."""
@@ -214,9 +221,10 @@ class Cluster:
         reason = self.down or (state.reason if state is not None else "") or "none is running"
         raise Unavailable(f"No replica is up: {reason}.", retry_after_seconds=2.0)
 
-    def _look(self) -> None:
+    def _look(self, on_change: Callable[[], None], on_lost: Callable[[str], None]) -> None:
         """Follow the applications; a cluster that stays silent has none up, as far as is known."""
-        answered = rejoined = time.monotonic()
+        answered = time.monotonic()
+        none_since: dict[str, float] = {}
         while not self._stop.wait(1.0):
             try:
                 found, reason = self._read_status(), ""
@@ -238,27 +246,26 @@ class Cluster:
                 if self.down is not None:
                     for app in self.applications():
                         app.abandon(self.down)
-                for callback in self._watchers:
-                    callback()
-            if self.down is not None and time.monotonic() - rejoined > REJOIN_SECONDS:
-                self._rejoin()
-                rejoined = time.monotonic()
+                on_change()
+            self._abandon_idle(none_since)
+            if self.down is not None and silent > self.config.lost_seconds:
+                self.lost = True
+                on_lost(self.down)
+                return
 
-    def _rejoin(self) -> None:
-        """Join the cluster anew, if there is one again, and deploy what we had on it."""
-        import ray
-        from ray import serve
+    def _abandon_idle(self, none_since: dict[str, float]) -> None:
+        """End the waiting for replicas of which none has been up for a while: none may come.
 
-        try:
-            self._within(lambda: (serve.context._set_global_client(None), ray.shutdown()))
-            self._within(self.connect, JOIN_SECONDS)
-            for name, (app, group) in list(self._deployed.items()):
-                app.forget()
-                self._within(partial(self._run, name, app.models, group, self._options_of(group)))
-        except Exception as error:  # it is still gone; the next time, perhaps
-            _log.warning("ray_not_rejoined", extra={"reason": _first_line(error)})
-        else:
-            _log.warning("ray_rejoined", extra={"applications": len(self._deployed)})
+        Args:
+            none_since: By application, since when none is up.
+        """
+        now = time.monotonic()
+        for app in self.applications():
+            state = self.states.get(app.name)
+            if state is None or state.up:
+                none_since.pop(app.name, None)
+            elif now - none_since.setdefault(app.name, now) > NONE_UP_SECONDS:
+                app.abandon(state.reason or "none is running")
 
     def read_states(self) -> dict[str, "AppState"]:
         """Return the state of each application of our name. Blocks. Raises Unavailable."""
@@ -277,8 +284,8 @@ class Cluster:
             if name.startswith(prefix) and app.status != "DELETING"
         }
 
-    def _within(self, call: Callable[[], Any], seconds: float = CONTROL_SECONDS) -> Any:
-        """Run what blocks for as long as the cluster is silent, for ``seconds`` at most."""
+    def _within(self, call: Callable[[], Any]) -> Any:
+        """Run what blocks for as long as the cluster is silent, for ``CONTROL_SECONDS`` at most."""
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def run() -> None:
@@ -289,9 +296,9 @@ class Cluster:
 
         threading.Thread(target=run, name="ray-control", daemon=True).start()
         try:
-            return done.result(seconds)
+            return done.result(CONTROL_SECONDS)
         except concurrent.futures.TimeoutError:
-            raise TimeoutError(f"nothing came in {seconds:g} s") from None
+            raise TimeoutError(f"nothing came in {CONTROL_SECONDS:g} s") from None
 
     @contextlib.contextmanager
     def _reporting_silence(self) -> Iterator[None]:
@@ -324,6 +331,7 @@ class Cluster:
             health_check_period_s=2.0,
             health_check_timeout_s=CONTROL_SECONDS,
             ray_actor_options=_actor_options(group),
+            logging_config={"enable_access_log": False, "log_level": "WARNING"},
             max_replicas_per_node=group.max_per_node,
             **_scaling(group.replicas),
         )(Replica)
@@ -372,11 +380,16 @@ class AppState:
 
 
 class Application:
-    """One group's replicas; satisfies ``remote.Replicas``."""
+    """One group's replicas; satisfies ``remote.Replicas``.
+
+    Attributes:
+        ready_until: When they are to be up, seconds of ``time.monotonic``.
+    """
 
     def __init__(self, cluster: Cluster, name: str, models: Sequence[ModelId]) -> None:
         self.name = name
         self.models = tuple(models)
+        self.ready_until = time.monotonic() + cluster.config.ready_seconds
         self._needed = set(models)
         self._cluster = cluster
         self._made: Any = None
@@ -440,10 +453,6 @@ class Application:
         self._reason = reason
         for task in list(self._waits):
             task.get_loop().call_soon_threadsafe(self._abandon, task)
-
-    def forget(self) -> None:
-        """Find the replicas anew, of a cluster that was joined anew."""
-        self._made = None
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:

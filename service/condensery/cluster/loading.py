@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from condensery.cluster.messages import ModelId
 from condensery.cluster.remote import Remote, remote_model
 from condensery.cluster.replica import RUNTIME_SETTINGS
 from condensery.cluster.replica_metrics import ReplicaMetrics
-from condensery.errors import CondenseryError, ModelFault
+from condensery.errors import CondenseryError, ModelFault, SettingError
 from condensery.metrics import Metrics
 from condensery.runtime.device import prepare_process
 from condensery.runtime.loader import LoadedModel, ModelLoader
@@ -132,9 +133,17 @@ class ClusterModels:
         """Join the cluster, deploy what its file asks for, and wait for it.
 
         Raises:
+            SettingError: Replicas have more time to start than the whole server.
             StartError: The cluster does not answer, or no model serves.
             StoreError: The store can't be read, or the aliases.
         """
+        if self._config.ready_seconds >= settings.start_timeout_seconds:
+            raise SettingError(
+                f"ready_seconds {self._config.ready_seconds:g} is not allowed: it must be below "
+                f"start_timeout_seconds, {settings.start_timeout_seconds:g}",
+                field="ready_seconds",
+                value=self._config.ready_seconds,
+            )
         prepare_process()
         aliases = ModelAliases(settings.data_dir / FILE)
         store = await open_store(settings, say, usual_umask)
@@ -161,8 +170,18 @@ class ClusterModels:
         self._metrics = ReplicaMetrics(cluster, metrics)
         return registry
 
-    def watch(self, registry: ModelRegistry, on_fault: Callable[[str | None], None]) -> None:
-        """Call back, in the running loop, with why a default model has no replica, or None."""
+    def watch(
+        self,
+        registry: ModelRegistry,
+        on_fault: Callable[[str | None], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """Call back, in the running loop.
+
+        Args:
+            on_fault: With why a default model has no replica, or None: all have.
+            on_fatal: With why the cluster is given up.
+        """
         loop, cluster = asyncio.get_running_loop(), self._cluster
         assert cluster is not None
 
@@ -181,11 +200,11 @@ class ClusterModels:
 
         registry.watch(look)
 
-        def look_in_loop() -> None:
+        def in_loop(function: Callable[..., None], *args: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the server has ended
-                loop.call_soon_threadsafe(look)
+                loop.call_soon_threadsafe(function, *args)
 
-        cluster.watch(look_in_loop)
+        cluster.watch(partial(in_loop, look), partial(in_loop, on_fatal))
 
     def close(self) -> None:
         """Leave the cluster."""
