@@ -22,14 +22,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recording import Recording, tell_machine, tell_others, tell_versions
-from service import MODEL, RESULTS, Server, find_port, load, serve, workloads
+from service import MODEL, OURS, RESULTS, find_port, measure, serve, workloads
 
-HERE, ONE, TWO = "one process", "Ray, 1 replica", "Ray, 2 replicas"
+ONE, TWO = "Ray, 1 replica", "Ray, 2 replicas"
 CALLS = 300
 CONFIG = """
 local_cpus: 8
@@ -47,7 +46,7 @@ def commands(scratch: Path, ports: dict[str, int]) -> dict[str, list[str]]:
         folder = scratch / name.replace(" ", "-")
         folder.mkdir()
         words = ["serve"]
-        if name != HERE:
+        if name != OURS:
             config = folder / "ray.yaml"
             replicas = 1 if name == ONE else 2
             config.write_text(CONFIG.format(model=MODEL, replicas=replicas))
@@ -58,42 +57,8 @@ def commands(scratch: Path, ports: dict[str, int]) -> dict[str, list[str]]:
     return started
 
 
-def measure(args: argparse.Namespace, servers: Sequence[Server], scratch: Path) -> list[Any]:
-    """Load all servers in turn; returns a row a workload and concurrency."""
-    rows = []
-    for workload in workloads(args, scratch):
-        for server in servers:  # warm
-            load(server, workload.bodies, 4, args.warm_seconds)
-        for connections in workload.concurrency:
-            cells: dict[str, list[dict[str, Any]]] = {server.name: [] for server in servers}
-            for number in range(args.rounds):
-                turn = number % len(servers)
-                for server in [*servers[turn:], *servers[:turn]]:
-                    cell = load(server, workload.bodies, connections, args.seconds)
-                    del cell["replies"]
-                    cells[server.name].append(cell)
-                    print(
-                        f"{workload.title} {number + 1}/{args.rounds} c={connections:<3}"
-                        f"{server.name:<16}{cell['requests_per_second']:8.1f}/s"
-                        f"  p50 {cell['p50_ms']:7.2f} ms",
-                        flush=True,
-                    )
-            rows.append(
-                {"workload": workload.title, "connections": connections}
-                | {name: _medians(rounds) for name, rounds in cells.items()}
-            )
-    return rows
-
-
-def _medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    keys = ("requests_per_second", "p50_ms", "p95_ms", "foreign_cores")
-    return {key: statistics.median(cell[key] for cell in rounds) for key in keys} | {
-        "rounds": [{key: cell[key] for key in keys} for cell in rounds]
-    }
-
-
 def measure_hops() -> dict[str, float]:
-    """Return milliseconds, p50, of a call by handle and of a request through Serve's proxy."""
+    """Return milliseconds, p50, of a call by handle, both ways, and through Serve's proxy."""
     import ray
     from ray import serve as ray_serve
 
@@ -113,8 +78,9 @@ def measure_hops() -> dict[str, float]:
     nothing = ray_serve.deployment(max_ongoing_requests=100)(Nothing)
     handle = ray_serve.run(nothing.bind(), name="nothing", route_prefix="/")
 
-    async def by_handle() -> list[float]:
-        return [await _timed(handle.remote("a")) for _ in range(CALLS)]
+    async def by_handle(direct: bool) -> list[float]:
+        to = handle.options(_by_reference=not direct)
+        return [await _timed(to.remote("a")) for _ in range(2 * CALLS)][CALLS:]
 
     async def _timed(call: Any) -> float:
         began = time.perf_counter()
@@ -128,13 +94,16 @@ def measure_hops() -> dict[str, float]:
         return 1000 * (time.perf_counter() - began)
 
     try:
-        asyncio.run(by_handle())  # warm
-        handles = asyncio.run(by_handle())
+        handles = [asyncio.run(by_handle(direct)) for direct in (True, False)]
         proxies = [by_proxy() for _ in range(2 * CALLS)][CALLS:]
     finally:
         ray_serve.shutdown()
         ray.shutdown()
-    return {"handle": statistics.median(handles), "proxy": statistics.median(proxies)}
+    return {
+        "handle": statistics.median(handles[0]),
+        "object_store": statistics.median(handles[1]),
+        "proxy": statistics.median(proxies),
+    }
 
 
 def render(report: dict[str, Any]) -> str:
@@ -151,21 +120,23 @@ def render(report: dict[str, Any]) -> str:
         "| workload | connections | server | requests/s | p50 ms | p95 ms | p50 over one process |",
         "|---|---:|---|---:|---:|---:|---:|",
     ]
-    for row in report["results"]:
-        base = row[HERE]["p50_ms"]
-        for name in (HERE, ONE, TWO):
-            cell = row[name]
-            more = "" if name == HERE else f"+{cell['p50_ms'] - base:.1f} ms"
-            lines.append(
-                f"| {row['workload']} | {row['connections']} | {name}"
-                f" | {cell['requests_per_second']:.1f} | {cell['p50_ms']:.1f}"
-                f" | {cell['p95_ms']:.1f} | {more} |"
-            )
+    for workload in report["results"]:
+        for row in workload["results"]:
+            for name in (OURS, ONE, TWO):
+                cell = row[name]
+                more = cell["p50_ms"] - row[OURS]["p50_ms"]
+                lines.append(
+                    f"| {workload['title']} | {row['concurrency']}"
+                    f" | {'one process' if name == OURS else name}"
+                    f" | {cell['requests_per_second']:.1f} | {cell['p50_ms']:.1f}"
+                    f" | {cell['p95_ms']:.1f} | {f'{more:+.1f} ms' if name != OURS else ''} |"
+                )
     hops = report["hops_ms"]
     lines += [
         "",
-        f"With nothing behind it, one caller: a call by handle {hops['handle']:.1f} ms (p50), a",
-        f"request through Serve's HTTP proxy {hops['proxy']:.1f} ms. A door behind that proxy",
+        f"With nothing behind it, one caller: a call by handle {hops['handle']:.1f} ms (p50;",
+        f"through Ray's object store, its default, {hops['object_store']:.1f} ms), a request",
+        f" through Serve's HTTP proxy {hops['proxy']:.1f} ms. A door behind that proxy",
         "would cost both.",
         "",
     ]
@@ -186,12 +157,12 @@ def main() -> int:
     print(f"hops, ms: {hops}", flush=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
-        ports = {name: find_port() for name in (HERE, ONE, TWO)}
+        ports = {name: find_port() for name in (OURS, ONE, TWO)}
         servers = [
             stack.enter_context(serve(name, command, ports[name], scratch / f"{port}.log"))
             for port, (name, command) in enumerate(commands(scratch, ports).items())
         ]
-        results = measure(args, servers, scratch)
+        results = [measure(args, servers, workload) for workload in workloads(args, scratch)]
     report = {**recording.about(), "hops_ms": hops, "results": results}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "ray_serve.json").write_text(json.dumps(report, indent=1) + "\n")

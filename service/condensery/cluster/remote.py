@@ -38,7 +38,6 @@ from condensery.values import (
     ModelRole,
     Scored,
     TextToken,
-    TruncationDirection,
 )
 
 if TYPE_CHECKING:
@@ -232,52 +231,23 @@ class RemoteEncoder(_RemoteModel):
         self.content_tokens = self._tokenizer.max_tokens - self._tokenizer.special_tokens
 
     async def embed(
-        self,
-        texts: Sequence[str],
-        *,
-        prompt: str = "",
-        normalize: bool | None = None,
-        truncate: bool = True,
-        side: TruncationDirection = "right",
-        dimensions: int | None = None,
-        field: str = "input",
+        self, texts: Sequence[str], *, field: str = "input", **options: Any
     ) -> Embedded:
         """Embed each text, as ``Encoder.embed``; raises likewise, and as ``Remote.call``."""
-        self._tokenizer.check(texts, field)  # what can't be read goes nowhere
-        embedded: Embedded = await self.remote.call(
-            "embed",
-            list(texts),
-            prompt=prompt,
-            normalize=normalize,
-            truncate=truncate,
-            side=side,
-            dimensions=dimensions,
-            field=field,
-            tokens=_count(texts),
-        )
+        embedded: Embedded = await self._embed("embed", texts, field=field, **options)
         return embedded
 
     async def embed_tokens(
-        self,
-        texts: Sequence[str],
-        *,
-        prompt: str = "",
-        truncate: bool = True,
-        side: TruncationDirection = "right",
-        field: str = "input",
+        self, texts: Sequence[str], *, field: str = "input", **options: Any
     ) -> EmbeddedTokens:
         """Return every token's vector, as ``Encoder.embed_tokens``; raises as ``embed``."""
-        self._tokenizer.check(texts, field)
-        embedded: EmbeddedTokens = await self.remote.call(
-            "embed_tokens",
-            list(texts),
-            prompt=prompt,
-            truncate=truncate,
-            side=side,
-            field=field,
-            tokens=_count(texts),
-        )
+        embedded: EmbeddedTokens = await self._embed("embed_tokens", texts, field, **options)
         return embedded
+
+    async def _embed(self, method: str, texts: Sequence[str], field: str, **options: Any) -> Any:
+        self._tokenizer.check(texts, field)  # what can't be read goes nowhere
+        tokens = _count(texts)
+        return await self.remote.call(method, list(texts), field=field, tokens=tokens, **options)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return each token's characters, as ``Encoder.offsets``; here."""
@@ -310,43 +280,19 @@ class RemoteClassifier(_RemoteModel):
             {"classifier", "reranker"} if info.kind == "reranker" else {"classifier"}
         )
 
-    async def classify(
-        self,
-        inputs: Sequence[Input],
-        *,
-        truncate: bool = True,
-        side: TruncationDirection = "right",
-        field: str = "inputs",
-    ) -> Classified:
+    async def classify(self, inputs: Sequence[Input], **options: Any) -> Classified:
         """Read each text or pair, as ``Classifier.classify``; raises so, and as ``Remote.call``."""
-        classified: Classified = await self.remote.call(
-            "classify",
-            list(inputs),
-            truncate=truncate,
-            side=side,
-            field=field,
-            tokens=_count(inputs),
+        tokens = _count(inputs)
+        read: Classified = await self.remote.call(
+            "classify", list(inputs), tokens=tokens, **options
         )
-        return classified
+        return read
 
-    async def score(
-        self,
-        query: str,
-        passages: Sequence[str],
-        *,
-        truncate: bool = True,
-        side: TruncationDirection = "right",
-        field: str = "documents",
-    ) -> Scored:
+    async def score(self, query: str, passages: Sequence[str], **options: Any) -> Scored:
         """Score each passage, as ``Classifier.score``; raises likewise, and as ``Remote.call``."""
+        tokens = _count([(query, passage) for passage in passages])
         scored: Scored = await self.remote.call(
-            "score",
-            query,
-            list(passages),
-            truncate=truncate,
-            side=side,
-            field=field,
-            tokens=_count(passages) + len(passages) * _count([query]),
+            "score", query, list(passages), tokens=tokens, **options
         )
         return scored
 

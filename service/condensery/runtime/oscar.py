@@ -190,43 +190,36 @@ def _best_window(
 
 
 class CompressorHalf(Protocol):
-    """What compresses a pair's passages: ``Compressor``, or one that runs elsewhere."""
+    """What compresses a pair's passages: ``Compressor``, whose words hold, or one elsewhere."""
 
     @property
     def busy(self) -> bool:
         """Whether anything waits for its turn."""
-        ...
 
     async def compress(
         self, passages: Sequence[Sequence[PassageWindow]]
     ) -> list[CompressedPassage | CondenseryError]:
-        """Compress each passage, as ``Compressor.compress``."""
-        ...
+        """Compress each passage."""
 
     def expected_seconds(self, tokens: int) -> float:
-        """Return about how long so many tokens take, as ``Compressor.expected_seconds``."""
-        ...
+        """Return about how long so many tokens take."""
 
     def close(self) -> None:
         """Refuse new passages and those that wait."""
-        ...
 
 
 class GeneratorHalf(Protocol):
-    """What answers a pair's prompts: ``Generator``, or one that runs elsewhere."""
+    """What answers a pair's prompts: ``Generator``, whose words hold, or one elsewhere."""
 
     @property
     def busy(self) -> bool:
         """Whether answers are under way, or wait."""
-        ...
 
     def free_positions(self, prompt: Sequence[PromptPart], size: int, max_tokens: int) -> int:
-        """Return the positions that a prompt leaves free, as ``Generator.free_positions``."""
-        ...
+        """Return the positions that a prompt leaves free."""
 
     def expected_seconds(self, positions: int) -> float:
-        """Return about how long a prompt takes, as ``Generator.expected_seconds``."""
-        ...
+        """Return about how long a prompt takes."""
 
     def generate(
         self,
@@ -237,12 +230,10 @@ class GeneratorHalf(Protocol):
         stop: Sequence[str] = (),
         quotes: Quotes | None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
-        """Continue a prompt, as ``Generator.generate``."""
-        ...
+        """Continue a prompt."""
 
     def close(self) -> None:
         """Refuse new answers, and end those under way."""
-        ...
 
 
 class OscarModel:
