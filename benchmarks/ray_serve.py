@@ -136,7 +136,7 @@ def render(report: dict[str, Any]) -> str:
         "",
         f"With nothing behind it, one caller: a call by handle {hops['handle']:.1f} ms (p50;",
         f"through Ray's object store, its default, {hops['object_store']:.1f} ms), a request",
-        f" through Serve's HTTP proxy {hops['proxy']:.1f} ms. A door behind that proxy",
+        f"through Serve's HTTP proxy {hops['proxy']:.1f} ms. A door behind that proxy",
         "would cost both.",
         "",
     ]

@@ -187,14 +187,17 @@ def test_a_model_without_a_replica_is_not_ready_and_says_so_on_each_door(
     wait_until(lambda: ready(deployed), "it is not ready")
     heard: dict[str, str] = {}
     until = time.monotonic() + 240
-    with Client(deployed.url, retries=0) as rest, GrpcClient(deployed.grpc) as grpc:
+    with (
+        Client(deployed.url, retries=0, timeout=5) as rest,
+        GrpcClient(deployed.grpc, timeout=5) as grpc,
+    ):
         while len(heard) < 2 or ready(deployed):
             assert time.monotonic() < until, heard
             for pid in replicas_of(deployed, "minilm-l6"):
                 os.kill(pid, signal.SIGKILL)
             for name, door in (("rest", rest), ("grpc", grpc)):
                 try:
-                    door.embed([TEXT], timeout=5)
+                    door.embed([TEXT])
                 except Unavailable as error:
                     heard[name] = error.message
                 except CondenseryError:  # its time ran out, as it waited for a replica
@@ -203,6 +206,7 @@ def test_a_model_without_a_replica_is_not_ready_and_says_so_on_each_door(
         assert reply.status_code == 503
         assert "minilm-l6" in reply.text
         wait_until(lambda: ready(deployed), "it is not ready again")
+    with Client(deployed.url) as rest:
         assert rest.embed([TEXT]).shape == (1, 384)
 
 

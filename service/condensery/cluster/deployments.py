@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -120,16 +121,23 @@ class Cluster:
                 field="address",
             ) from error
 
-    def deploy(self, models: Sequence[ModelId], group: Group) -> "Application":
+    def deploy(
+        self, models: Sequence[ModelId], group: Group, *, anew: bool = False
+    ) -> "Application":
         """Run a group's models, or find them running; does not wait for them. Blocks shortly.
 
         The same models with other options are rolled out by Serve, a replica after another; with
         the same ones they are left as they are.
 
+        Args:
+            anew: Run them beside whatever runs: the same version too can be loaded again.
+
         Raises:
             Unavailable: The cluster does not answer.
         """
         name = self._name_of(models)
+        if anew:
+            name = f"{name}.{secrets.token_hex(4)}"
         app = Application(self, name, models)
         options = self._options_of(group)
         with self._reporting_silence():

@@ -82,7 +82,7 @@ class ClusterLoader(ModelLoader):
         model = _id_of(stored)
         app = self.begun.pop(model, None)
         if app is None:  # loaded later, or again
-            app = self.cluster.deploy([model], self.cluster.config.alone(model.name))
+            app = self.cluster.deploy([model], self.cluster.config.alone(model.name), anew=True)
         there = self.cluster.wait_ready(app)
         remote = Remote(model, app)
         try:
