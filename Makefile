@@ -33,7 +33,7 @@ CALM := sed -uE \
 	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
 	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
-.PHONY: help install check test test-methods test-slow test-bench proto openapi serve load faults bench image rules release lock
+.PHONY: help install check test test-methods test-slow test-ray test-bench proto openapi serve load faults bench image rules release lock
 
 help: ## List the chores
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
@@ -69,6 +69,11 @@ $(VENV)/.peers: $(VENV)/.bench benchmarks/infinity.txt
 	@.venv-infinity/bin/python -m pip install -q --disable-pip-version-check torch==$(TORCH) \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) 2>&1 | $(CALM)
 	@.venv-infinity/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/infinity.txt 2>&1 | $(CALM)
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.installed
+	@echo "install: what condensery ray needs (ray: 230 MB)"
+	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,documents,methods,dev,ray]' 2>&1 | $(CALM)
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.installed
@@ -109,6 +114,12 @@ test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one th
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --max-worker-restart 0 --durations 10 \
 		-m "slow and not gpu and not alone" || status=$$?; \
 	$(BIN)/pytest --durations 5 -m "slow and alone" || status=$$?; \
+	exit $$status
+
+test-ray: $(VENV)/.ray ## The contract tests with models in replicas on a Ray, and replicas that go (ARGS for pytest)
+	@status=0; \
+	$(BIN)/pytest --ray -m "not slow and not gpu" tests/contract $(ARGS) || status=$$?; \
+	$(BIN)/pytest -m ray tests/ray $(ARGS) || status=$$?; \
 	exit $$status
 
 test-bench: $(VENV)/.bench ## The tests that need mteb, of the extra bench (ARGS for pytest)

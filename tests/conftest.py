@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,38 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
+# Whether the servers of tests have their models in replicas on a Ray of their own: pytest --ray.
+on_ray = False
+RAY_CONFIG = """
+local_cpus: 16
+local_object_store_mib: 150
+ready_seconds: 290
+groups:
+  - {models: [minilm-l6, oscar-mini], replicas: 2, cpus: 0.25}
+  - {models: ["*"], cpus: 0.25}
+"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "run models in replicas on a Ray that each server of a test starts for itself"
+    parser.addoption("--ray", action="store_true", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global on_ray  # noqa: PLW0603  servers are also started by functions that are no fixtures
+    on_ray = config.getoption("--ray")
+
+
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_cluster = [item for item in items if item.get_closest_marker("ray")]
+    if on_cluster and find_spec("ray") is None:
+        for item in on_cluster:
+            item.add_marker(pytest.mark.skip(reason="no ray, of the extra `ray`"))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not has_gpu():
         for item in on_gpu:
@@ -181,10 +208,18 @@ def guarded_server(
 
 
 @contextmanager
-def serving(store: Path, folder: Path, *flags: str) -> Iterator[LiveServer]:
-    """Run a server; it must end by itself, and with 0."""
+def serving(
+    store: Path, folder: Path, *flags: str, config: str | None = None, status: int = 0
+) -> Iterator[LiveServer]:
+    """Run a server; it must end by itself, when it is told to, and with 0.
+
+    Args:
+        config: Of a cluster, on which its models run in replicas.
+        status: That it must end with; if not 0, then by itself.
+    """
     data_dir, log = folder / "data", folder / "log"
-    command = [str(Path(sys.executable).with_name("condensery")), "serve", "--port", "0"]
+    command = [str(Path(sys.executable).with_name("condensery")), *serve_words(folder, config)]
+    command += ["--port", "0"]
     command += ["--grpc-port", "0", "--data-dir", str(data_dir), "--store", str(store)]
     # However slow the machine, what waits is not refused but served.
     command += ["--settle-seconds", "0", "--max-queue-seconds", "600", *flags]
@@ -196,16 +231,26 @@ def serving(store: Path, folder: Path, *flags: str) -> Iterator[LiveServer]:
         grpc = re.search(r"gRPC on (\S+)", text)
         assert rest, text
         yield LiveServer(rest[1], grpc[1] if grpc else "", data_dir, log, process.pid)
-        assert process.poll() is None, f"the server died:\n{log.read_text()}"
+        assert status or process.poll() is None, f"the server died:\n{log.read_text()}"
     finally:
-        process.send_signal(signal.SIGTERM)
+        if not status:
+            process.send_signal(signal.SIGTERM)
         try:
-            status = process.wait(60)
+            ended = process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             raise
-    assert status == 0, log.read_text()
+    assert ended == status, log.read_text()
+
+
+def serve_words(folder: Path, config: str | None) -> list[str]:
+    """Return the command that serves: on this machine, or from replicas."""
+    config = config or (RAY_CONFIG if on_ray else None)
+    if config is None:
+        return ["serve"]
+    (folder / "ray.yaml").write_text(config)
+    return ["ray", "deploy", str(folder / "ray.yaml")]
 
 
 def wait_for(log: Path, line: str, process: "subprocess.Popen[bytes]", seconds: float = 270) -> str:

@@ -17,6 +17,7 @@ from condensery.commands import (
     methods,
     models,
     plan,
+    ray,
     serve,
 )
 from condensery.commands.common import Parsers, print_note
@@ -89,6 +90,7 @@ def make_parser() -> Parser:
     models.add_models(parsers)
     serve.add_settings(parsers)
     serve.add_keys(parsers)
+    ray.add_ray(parsers)
     methods.add_methods(parsers)
     cost.add_cost(parsers)
     bench.add_bench(parsers)

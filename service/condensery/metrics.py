@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, product
@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from condensery.question import FinishReason
 from condensery.request_context import MODEL_FIELD, RequestStats, current_request
@@ -339,7 +340,7 @@ class Metrics:
     )
 
     def __init__(self, *, tei: bool = True) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = SummedRegistry()
         for attribute, metric in vars(Metrics).items():
             if isinstance(metric, _Declared):
                 setattr(self, attribute, metric.make(self.registry))
@@ -375,6 +376,42 @@ class Metrics:
         if call.trace is not None and stage != "generate":
             now = time.perf_counter()
             call.trace.add(stage, now - seconds, now, {MODEL_FIELD: model})
+
+
+SampleKey = tuple[str, tuple[tuple[str, str], ...]]  # name, and labels in order
+
+
+def key_of(sample: Sample) -> SampleKey:
+    """Return what a sample is of."""
+    return sample.name, tuple(sorted(sample.labels.items()))
+
+
+class SummedRegistry(CollectorRegistry):
+    """A registry to whose samples those of other processes can be added.
+
+    Attributes:
+        others: Returns theirs, all together; families that are not registered here are left out.
+        refresh: Reads theirs anew; awaited before a scrape.
+    """
+
+    others: Callable[[], Mapping[SampleKey, float]] | None = None
+    refresh: Callable[[], Awaitable[None]] | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family, the others' samples added to its own or put behind them."""
+        added = {} if self.others is None else dict(self.others())
+        for family in super().collect():
+            if added:
+                names = {family.name, *(sample.name for sample in family.samples)}
+                own = [
+                    sample._replace(value=sample.value + added.pop(key_of(sample), 0.0))
+                    for sample in family.samples
+                ]
+                more = [key for key in added if key[0] in names]
+                family.samples = own + [
+                    Sample(name, dict(labels), added.pop((name, labels))) for name, labels in more
+                ]
+            yield family
 
 
 def watch_disk(metrics: Metrics, folder: Path) -> None:

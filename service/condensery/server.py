@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from prometheus_client import ProcessCollector
@@ -71,8 +72,38 @@ TRIM_SECONDS = 300.0  # between givings-back of memory
 _log = logging.getLogger(__name__)
 
 
-def serve(settings: Settings) -> int:
+class ModelSource(Protocol):
+    """Models that run elsewhere, behind a registry of this process (``condensery.cluster``)."""
+
+    async def load(
+        self, settings: Settings, metrics: Metrics, say: Say, *, usual_umask: int
+    ) -> "ModelRegistry":
+        """Return the registry once the models are ready, as ``registry.load_models`` does."""
+        ...
+
+    def watch(
+        self,
+        registry: "ModelRegistry",
+        on_fault: Callable[[str | None], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """Call back in the loop with what is wrong with them, or None, whenever that changes.
+
+        Args:
+            on_fatal: Called where only a new process helps.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave them. Blocks."""
+        ...
+
+
+def serve(settings: Settings, models: ModelSource | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
+
+    Args:
+        models: Where they run, if not in this process.
 
     Raises:
         StartError: A port or the data directory is taken, or no model serves.
@@ -83,7 +114,7 @@ def serve(settings: Settings) -> int:
     # uvloop and httptools (which uvicorn takes by itself where it is) more than halve what a short
     # request costs beside the model: 310 to 150 us.
     with umask(PRIVATE_UMASK) as usual, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, print_status, usual))
+        return runner.run(_serve(settings, print_status, usual, models))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -116,12 +147,14 @@ def print_status(line: str) -> None:
     sys.stderr.flush()
 
 
-async def _serve(settings: Settings, say: Say, usual_umask: int) -> int:
+async def _serve(
+    settings: Settings, say: Say, usual_umask: int, models: ModelSource | None = None
+) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(log_loop_fault)
     signals = Signals(loop)
     async with AsyncExitStack() as stack:
-        server = Server(settings, signals, say, usual_umask)
+        server = Server(settings, signals, say, usual_umask, models)
         starting = asyncio.create_task(server.start(stack))
         if not await _wait_for_first(
             starting, signals.stop, seconds=settings.start_timeout_seconds
@@ -180,10 +213,14 @@ class Signals:
         self.hurry = asyncio.Event()
         self.settle = False
         self._loop = loop
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_end_signal, number)
+        self.listen()
         # Until there are keys to read: by default it would end the process.
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
+
+    def listen(self) -> None:
+        """Hear of signals to end; again, where a library has put handlers of its own there."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_end_signal, number)
 
     def on_hangup(self, reload: Callable[[], None]) -> None:
         """Call ``reload`` at each SIGHUP from now on."""
@@ -203,6 +240,7 @@ class Server:
     Args:
         say: Called with each line for whoever started it.
         usual_umask: For what is made outside the data directory.
+        models: Where they run, if not in this process.
 
     Attributes:
         status: The process's, once ``run`` has returned.
@@ -210,7 +248,12 @@ class Server:
     """
 
     def __init__(
-        self, settings: Settings, signals: Signals, say: Say, usual_umask: int = PRIVATE_UMASK
+        self,
+        settings: Settings,
+        signals: Signals,
+        say: Say,
+        usual_umask: int = PRIVATE_UMASK,
+        models: ModelSource | None = None,
     ) -> None:
         self.status = 0
         self.fatal = ""
@@ -218,6 +261,7 @@ class Server:
         self._signals = signals
         self._say = say
         self._usual_umask = usual_umask
+        self._models = models
         self._ended = asyncio.Event()
         self._keys = Keys()
         self._services: Services
@@ -266,9 +310,13 @@ class Server:
             from condensery.runtime.gpu_metrics import watch_gpus
             from condensery.runtime.registry import load_models
 
-        registry = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
+        load = load_models if self._models is None else self._models.load
+        registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_registry, registry)
         self._tell_generators(registry)
+        if self._models is not None:  # before that: what it runs elsewhere outlives this process
+            stack.push_async_callback(asyncio.to_thread, self._models.close)
+            self._signals.listen()
         watch_gpus(metrics, (workers.device for workers in registry.workers))
         admission = Admission(settings.max_requests, settings.max_inflight_bytes, metrics)
         health = Health()
@@ -510,6 +558,9 @@ class Server:
             metrics=metrics,
         )
         stack.callback(watchdog.close)
+        if self._models is not None:
+            on_fault = partial(health.fault, source="models elsewhere")
+            self._models.watch(registry, on_fault, fatal)
 
     def _close_registry(self, registry: "ModelRegistry") -> None:
         registry.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)

@@ -318,7 +318,7 @@ class Health:
         self.draining = False
         self.refusing = False
         self._started = False
-        self._fault: str | None = None
+        self._faults: dict[str, str] = {}
         self._missing: str | None = None
         self._unreachable: str | None = None
         self._watchers: list[Callable[[bool], None]] = []
@@ -331,14 +331,14 @@ class Health:
     @property
     def ready(self) -> bool:
         """Whether the default models are loaded, all is well and the server is not draining."""
-        well = self._fault is None and self._missing is None and self._unreachable is None
+        well = not self._faults and self._missing is None and self._unreachable is None
         return self.live and self._started and not self.draining and well
 
     @property
     def reason(self) -> str:
         """Why ``ready`` is what it is, in a few words."""
-        if self._fault is not None:
-            return self._fault
+        if self._faults:
+            return next(iter(self._faults.values()))
         if self.draining:
             return "draining"
         if self._missing is not None:
@@ -357,9 +357,18 @@ class Health:
         self.draining = True
         self._notify()
 
-    def fault(self, reason: str | None, *, fatal: bool = False) -> None:
-        """Note what broke, or (None) is mended; ``fatal``: only a new process mends it."""
-        self._fault = reason
+    def fault(
+        self, reason: str | None, *, fatal: bool = False, source: str = "devices here"
+    ) -> None:
+        """Note what broke, or (None) is mended; ``fatal``: only a new process mends it.
+
+        Args:
+            source: What broke; each is mended by itself.
+        """
+        if reason is None:
+            self._faults.pop(source, None)
+        else:
+            self._faults[source] = reason
         self.live = self.live and not fatal
         self._notify()
 

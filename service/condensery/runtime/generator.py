@@ -7,6 +7,7 @@ character, a blank or the beginning of a stop string is held back until it is ce
 import asyncio
 from collections import abc
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -234,7 +235,7 @@ class TokenGenerator(Protocol):
 
     def generate(
         self,
-        prompt: abc.Sequence[PromptPart],
+        prompt: abc.Sequence[Floats | PromptPart],
         *,
         max_tokens: int,
         sampling: Sampling = GREEDY,
@@ -284,6 +285,29 @@ class AnswerText:
         return rest if stopped else rest + self._stops.rest(), stopped
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratorBounds:
+    """What a generator has room for.
+
+    Attributes:
+        longest: Positions of the longest prompt with its answer.
+        cache_positions: Of its key/value cache, whole blocks.
+    """
+
+    longest: int
+    cache_positions: int
+
+    def free_positions(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:
+        """Return the positions that a prompt and its answer leave free; negative: too long.
+
+        Args:
+            size: Positions that it takes, separators included.
+        """
+        # The engine reserves one for a separator after each part; the last token is never read.
+        reserved = GenerationRequest(prompt, max_tokens).prompt_positions + max_tokens - 1
+        return min(self.longest - size - max_tokens, self.cache_positions - reserved)
+
+
 class Generator:
     """Streams answers; all that are under way share each step (``Engine``).
 
@@ -295,6 +319,9 @@ class Generator:
         prefix: Ids of tokens that prompts begin with.
         cache: What may run at the same time; by default what suits, within ``generator_limits``.
         generator_limits: What the operator allows the generator to hold.
+
+    Attributes:
+        bounds: What it has room for.
 
     Raises:
         CorruptModel: The backbone does not run in steps.
@@ -325,8 +352,7 @@ class Generator:
         self._name = name
         stepper = Stepper(network)
         cache = cache or kv_cache_config(stepper, generator_limits)
-        self._longest = stepper.longest
-        self._cache_positions = cache.positions // BLOCK * BLOCK
+        self.bounds = GeneratorBounds(stepper.longest, cache.positions // BLOCK * BLOCK)
         self._engine = Engine(
             *(stepper, workers),
             model=model,
@@ -349,9 +375,7 @@ class Generator:
         Args:
             size: Positions that it takes, separators included.
         """
-        # The engine reserves one for a separator after each part; the last token is never read.
-        reserved = GenerationRequest(prompt, max_tokens).prompt_positions + max_tokens - 1
-        return min(self._longest - size - max_tokens, self._cache_positions - reserved)
+        return self.bounds.free_positions(prompt, size, max_tokens)
 
     def expected_seconds(self, positions: int) -> float:
         """Return about how many seconds a prompt takes to its first token, as measured so far.
@@ -385,7 +409,13 @@ class Generator:
         """
         call = current_request()
         shown_text = AnswerText(self._detokenizer(), StopStrings(stop), self._name)
-        parts = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in prompt]
+        # torch warns of arrays that can't be written, as those are that come from elsewhere.
+        parts = [
+            torch.from_numpy(part if part.flags.writeable else part.copy())
+            if isinstance(part, np.ndarray)
+            else part
+            for part in prompt
+        ]
         sequence = self._engine.begin(
             GenerationRequest(parts, max_tokens, self._stop_ids, sampling, quotes)
         )

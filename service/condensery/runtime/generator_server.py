@@ -24,6 +24,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 import torch
 
@@ -45,6 +46,7 @@ from condensery.runtime.event_stream import (
 from condensery.runtime.generator import AnswerText, IncrementalDetokenizer, StopStrings
 from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.sequence import SampledToken, TokenEvent
+from condensery.values import Floats
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -155,7 +157,7 @@ class GeneratorServer:
 
     async def generate(
         self,
-        prompt: Sequence[PromptPart],
+        prompt: Sequence[Floats | PromptPart],
         *,
         max_tokens: int,
         sampling: Sampling = GREEDY,
@@ -181,11 +183,12 @@ class GeneratorServer:
         if quotes is not None:
             raise ModelFault(f"{self._model}: no server can hold an answer to what it quotes")
         call = current_request()
+        parts = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in prompt]
         StopStrings(stop)  # refuses before anything is sent
         call.check()
         self._running += 1
         try:
-            body = await asyncio.to_thread(self._make_body, prompt, max_tokens, sampling)
+            body = await asyncio.to_thread(self._make_body, parts, max_tokens, sampling)
             reading = self._read(max_tokens, sampling, stop)
 
             def attempt() -> AsyncGenerator[GeneratedToken, None]:

@@ -152,6 +152,42 @@ class ModelLoader:
     queue_seconds: float = 10.0
     metrics: "Metrics | None" = None
 
+    @classmethod
+    def on_devices(
+        cls,
+        store: ModelStore,
+        *,
+        device: torch.device,
+        compressor: torch.device | None = None,
+        generator: torch.device | None = None,
+        workers: int | None = None,
+        **options: Any,
+    ) -> "ModelLoader":
+        """Make one with workers of its own on each device, watched from the start.
+
+        Args:
+            compressor: Where to run pairs' compressors, if elsewhere.
+            generator: Where to run their generators, if elsewhere.
+            workers: Threads for forward passes; None is one a core on a CPU.
+            **options: The other fields.
+        """
+        loader = cls(
+            store=store,
+            workers=WorkersByDevice(workers),
+            threads=ThreadPoolExecutor(2, thread_name_prefix="tokenizer"),
+            device=device,
+            compressor=compressor or device,
+            generator=generator or device,
+            **options,
+        )
+        for used in (device, loader.compressor, loader.generator):
+            loader.workers.on(used)
+        return loader
+
+    def names(self) -> Sequence[str]:
+        """Name the models that a server starts with."""
+        return self.store.names()
+
     def open(self, stored: StoredModel) -> LoadedModel:
         """Load a stored model, its files checked before. Blocks: call it off the event loop.
 

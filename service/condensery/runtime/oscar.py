@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from condensery.runtime.oscar_pair import (
     CheckedTexts,
     CountedAnswer,
     GeneratorPrompt,
+    PairFacts,
     RunnablePair,
     context_too_long,
     open_pair,
@@ -191,6 +192,25 @@ def _best_window(
     )
 
 
+class CompressorHalf(Protocol):
+    """What compresses a pair's passages: ``Compressor``, whose words hold, or one elsewhere."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for its turn."""
+
+    async def compress(
+        self, passages: Sequence[Sequence[PassageWindow]]
+    ) -> list[CompressedPassage | CondenseryError]:
+        """Compress each passage."""
+
+    def expected_seconds(self, tokens: int) -> float:
+        """Return about how long so many tokens take."""
+
+    def close(self) -> None:
+        """Refuse new passages and those that wait."""
+
+
 class OscarModel:
     """An OSCAR pair as the jobs see it; it reranks too (``score``), if it has a rerank head.
 
@@ -201,11 +221,16 @@ class OscarModel:
 
     Attributes:
         roles: What it can be asked for; it reranks where it has a rerank head.
+        facts: What of it needs no weights.
+        compressor: Its first half.
+        generator: Its second.
 
     Raises:
         CorruptModel: The generator does not run in steps.
         SettingError: The limits leave no room for a cache.
     """
+
+    parts: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -221,55 +246,80 @@ class OscarModel:
         generator_server: GeneratorServerConfig | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
-        texts, name = pair.texts, info.name
-        self.info = info
-        self.parts = (pair.compressor, pair.generator)
-        self.traits = traits or pair_traits(pair)
-        self.roles: frozenset[ModelRole] = frozenset(
-            {"oscar-pair", "reranker"} if self.traits.scores else {"oscar-pair"}
-        )
-        self._pair = pair
-        self._texts = CheckedTexts(texts, pair.separators, threads, model=name, metrics=metrics)
-        self._positions = texts.positions
-        # Positions of a prompt without passages, and what each passage adds to its own.
-        self._frame = self._texts.make_prompt("", []).size
-        one, two = (self._texts.make_prompt("", [""] * count).size for count in (1, 2))
-        self._around = two - one  # the first text may bring the question a second time
         # First the half that may refuse: what the workers serve is not taken from them again.
-        self._generator: TokenGenerator
+        generator: TokenGenerator
         if isinstance(pair.generator, PromptTable):
             assert generator_server is not None  # or it was not opened so
-            self._generator = GeneratorServer(
+            generator = GeneratorServer(
                 generator_server,
                 pair.generator,
                 pair.known,
                 pair.detokenizer,
-                texts.stop,
-                longest=texts.positions,
-                model=name,
+                pair.texts.stop,
+                longest=pair.texts.positions,
+                model=info.name,
                 name=pair.token,
                 metrics=metrics,
             )
         else:
-            self._generator = Generator(
+            generator = Generator(
                 pair.generator,
                 pair.detokenizer,
-                texts.stop,
+                pair.texts.stop,
                 generators or workers,
-                model=name,
+                model=info.name,
                 name=pair.token,
                 prefix=pair.prefix,
                 limits=limits((generators or workers).device),
                 generator_limits=generator_limits,
                 metrics=metrics,
             )
-        self._compressor = Compressor(
+        compressor = Compressor(
             pair.compressor,
             workers,
-            model=name,
+            model=info.name,
             limits=limits(workers.device),
             metrics=metrics,
         )
+        self.parts = (pair.compressor, pair.generator)
+        self._join(
+            pair.facts,
+            compressor,
+            generator,
+            info=info,
+            threads=threads,
+            traits=traits or pair_traits(pair.texts),
+            metrics=metrics,
+        )
+
+    def _join(
+        self,
+        pair: PairFacts,
+        compressor: CompressorHalf,
+        generator: TokenGenerator,
+        *,
+        info: ModelInfo,
+        threads: ThreadPoolExecutor,
+        traits: PairTraits,
+        metrics: "Metrics | None",
+    ) -> None:
+        """Put the halves, wherever they run, behind the texts, which are read here."""
+        self.info = info
+        self.traits = traits
+        self.roles: frozenset[ModelRole] = frozenset(
+            {"oscar-pair", "reranker"} if traits.scores else {"oscar-pair"}
+        )
+        self.facts = pair
+        self._texts = CheckedTexts(
+            pair.texts, pair.separators, threads, model=info.name, metrics=metrics
+        )
+        self._positions = pair.texts.positions
+        # Positions of a prompt without passages, and what each passage adds to its own.
+        self._frame = self._texts.make_prompt("", []).size
+        one, two = (self._texts.make_prompt("", [""] * count).size for count in (1, 2))
+        self._around = two - one  # the first text may bring the question a second time
+        self.compressor = compressor
+        self.generator = generator
 
     @classmethod
     def load(
@@ -315,7 +365,7 @@ class OscarModel:
             workers,
             info=info,
             threads=threads,
-            traits=pair_traits(pair, manifest.defaults),
+            traits=pair_traits(pair.texts, manifest.defaults),
             generators=generators,
             limits=limits,
             generator_limits=generator_limits,
@@ -385,7 +435,7 @@ class OscarModel:
                 field="query",
                 value=cut.tokens,
             )
-        scored = [_or_raise(result) for result in await self._compressor.compress(windows)]
+        scored = [_or_raise(result) for result in await self.compressor.compress(windows)]
         scores: Floats = np.array([passage.relevance for passage in scored], dtype=np.float32)
         return Scored(
             self.info.name,
@@ -421,7 +471,7 @@ class OscarModel:
             Overloaded, DeadlineExceeded, Unavailable: As ``Batcher.submit_each``.
         """
         _, windows = await self._texts.read(question, passages, field, afford)
-        return await self._compressor.compress(windows)
+        return await self.compressor.compress(windows)
 
     async def generate(
         self,
@@ -474,7 +524,7 @@ class OscarModel:
     @property
     def generator_share(self) -> float:
         """What the generator costs for a token that it reads, over what the compressor does."""
-        cost, few, many = self._pair.cost, 64, 128
+        cost, few, many = self.facts.cost, 64, 128
         generator = cost.generate(many, 0) - cost.generate(few, 0)
         return generator / max(1, cost.compress(0, many) - cost.compress(0, few))
 
@@ -489,13 +539,13 @@ class OscarModel:
                 prompt holds it already.
         """
         cut = self._texts.cut(question)
-        window = self._pair.texts.text_tokens - self._texts.window_overhead(cut)
+        window = self.facts.texts.text_tokens - self._texts.window_overhead(cut)
         return CountedAnswer(
-            flops=self._pair.cost,
+            flops=self.facts.cost,
             asked=cut,
             prompt=prompt,
             plain=prompt.size if kept is None else self._texts.make_prompt(question, kept).size,
-            window=min(window, self._pair.window or window),
+            window=min(window, self.facts.window or window),
         )
 
     def generate_from_prompt(
@@ -515,7 +565,7 @@ class OscarModel:
             InputError: A stop string can't be one.
             Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
         """
-        return self._generator.generate(
+        return self.generator.generate(
             prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop, quotes=quotes
         )
 
@@ -528,7 +578,7 @@ class OscarModel:
             texts: As far as they are read.
             pointed: Of each one read as vectors, the characters that those point at.
         """
-        return self._pair.texts.quotes(texts, pointed)
+        return self.facts.texts.quotes(texts, pointed)
 
     def free_positions_for(
         self, question: str, context: Sequence[Floats | str], max_tokens: int
@@ -539,7 +589,7 @@ class OscarModel:
     def free_positions(self, prompt: GeneratorPrompt, max_tokens: int) -> int:
         """Return the positions that a prompt and its answer leave free; negative: too long."""
         left = self._positions - prompt.size - max_tokens
-        return min(left, self._generator.free_positions(prompt.parts, prompt.size, max_tokens))
+        return min(left, self.generator.free_positions(prompt.parts, prompt.size, max_tokens))
 
     def expected_ms(
         self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
@@ -554,8 +604,8 @@ class OscarModel:
             text_tokens: Tokens of passages that are read plain.
         """
         around = self._frame + passages * self._around
-        prompt_seconds = self._generator.expected_seconds(around + vectors + text_tokens)
-        compress_seconds = self._compressor.expected_seconds(compress_tokens)
+        prompt_seconds = self.generator.expected_seconds(around + vectors + text_tokens)
+        compress_seconds = self.compressor.expected_seconds(compress_tokens)
         known = prompt_seconds and (compress_seconds or not compress_tokens)
         return 1000 * (prompt_seconds + compress_seconds) if known else 0.0
 
@@ -593,7 +643,7 @@ class OscarModel:
             ModelFault: The pair fails on plain text.
         """
         question, passage = WARM_UP
-        answering = await self._generator.start()
+        answering = await self.generator.start()
         for count in (1, 5, 10):
             results = await self.compress(question, [passage] * count)
             context: list[Floats | str] = [_or_raise(result).memory for result in results]
@@ -606,26 +656,26 @@ class OscarModel:
     @property
     def writer(self) -> str | None:
         """By what name another server's model writes the answers; None: its own generator does."""
-        return self._generator.writer
+        return self.generator.writer
 
     @property
     def unready(self) -> str | None:
         """Why it can't answer now, though it compresses and ranks; None: it can."""
-        return self._generator.unready
+        return self.generator.unready
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever ``unready`` is another than before."""
-        self._generator.watch(callback)
+        self.generator.watch(callback)
 
     @property
     def busy(self) -> bool:
         """Whether anything waits for its turn, or is being answered."""
-        return self._compressor.busy or self._generator.busy
+        return self.compressor.busy or self.generator.busy
 
     def close(self) -> None:
         """Refuse new work."""
-        self._compressor.close()
-        self._generator.close()
+        self.compressor.close()
+        self.generator.close()
 
 
 def _or_raise(result: CompressedPassage | CondenseryError) -> CompressedPassage:

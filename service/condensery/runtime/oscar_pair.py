@@ -72,6 +72,19 @@ LOAD_ERRORS = (
 
 
 @dataclass(frozen=True, slots=True)
+class PairFacts:
+    """What of a pair needs no weights: its texts, what it costs, and how its prompts are laid out.
+
+    The attributes are those of ``RunnablePair``.
+    """
+
+    texts: PairTexts
+    cost: InferenceCosts
+    window: int
+    separators: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunnablePair:
     """A pair that is ready to run.
 
@@ -97,6 +110,11 @@ class RunnablePair:
     devices: tuple[torch.device, torch.device]
     prefix: tuple[int, ...] = ()
     known: tuple[KnownAnswer, ...] = ()
+
+    @property
+    def facts(self) -> PairFacts:
+        """What of it needs no weights."""
+        return PairFacts(self.texts, self.cost, self.window, self.separators)
 
 
 def open_pair(
@@ -314,9 +332,8 @@ def pair_info(
     )
 
 
-def pair_traits(pair: RunnablePair, defaults: "Defaults | None" = None) -> PairTraits:
-    """Return what a pair can do, and does where nothing is asked for."""
-    texts = pair.texts
+def pair_traits(texts: PairTexts, defaults: "Defaults | None" = None) -> PairTraits:
+    """Return what a pair of such texts can do, and does where nothing is asked for."""
     own = {} if defaults is None else defaults.model_dump(exclude_none=True)
     return PairTraits(texts.vectors, texts.rates, texts.scores, **own)
 

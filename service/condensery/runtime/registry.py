@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
@@ -33,7 +32,7 @@ from condensery.runtime.loader import (
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.scheduler import GeneratorLimits
-from condensery.runtime.workers import Workers, WorkersByDevice
+from condensery.runtime.workers import Workers
 from condensery.settings import Settings, read_generator_servers
 from condensery.store.aliases import FILE, ModelAliases
 from condensery.store.importing import MINILM, import_minilm
@@ -104,19 +103,27 @@ class ModelRegistry:
             say: Called with a line of progress for each model.
             **options: The other fields of ``ModelLoader``.
         """
-        loader = ModelLoader(
-            store=store,
-            workers=WorkersByDevice(workers),
-            threads=ThreadPoolExecutor(2, thread_name_prefix="tokenizer"),
+        loader = ModelLoader.on_devices(
+            store,
             device=device,
-            compressor=compressor or device,
-            generator=generator or device,
+            compressor=compressor,
+            generator=generator,
+            workers=workers,
             **options,
         )
-        for used in (device, loader.compressor, loader.generator):  # watched from the start
-            loader.workers.on(used)
-        registry = cls(loader, aliases or ModelAliases(), drain_seconds)
-        for name in store.names():
+        return cls.open(loader, aliases or ModelAliases(), drain_seconds, say)
+
+    @classmethod
+    def open(
+        cls,
+        loader: ModelLoader,
+        aliases: ModelAliases,
+        drain_seconds: float,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> "ModelRegistry":
+        """Open every model that a loader names, as ``load`` does."""
+        registry = cls(loader, aliases, drain_seconds)
+        for name in loader.names():
             registry._load(name, say)
         registry._settle_defaults()
         return registry
@@ -350,6 +357,24 @@ class ModelRegistry:
         )
 
 
+async def open_store(
+    settings: Settings, say: Callable[[str], None], usual_umask: int = PRIVATE_UMASK
+) -> ModelStore:
+    """Open the store of the settings, the default encoder in it.
+
+    Args:
+        usual_umask: For the own store, if it is outside the data directory: it may be shared.
+
+    Raises:
+        StoreError: It can't be read.
+    """
+    store = ModelStore(shipped_store(), settings.own_store)
+    # nothing else is written meanwhile
+    with umask(PRIVATE_UMASK if settings.store_is_private else usual_umask):
+        await _import_default_encoder(store, say)
+    return store
+
+
 async def load_models(
     settings: Settings,
     metrics: Metrics,
@@ -360,7 +385,7 @@ async def load_models(
     """Open the store, load what it holds as the settings say, and warm it up.
 
     Args:
-        usual_umask: For the own store, if it is outside the data directory: it may be shared.
+        usual_umask: As in ``open_store``.
 
     Raises:
         StartError: No model serves.
@@ -369,10 +394,28 @@ async def load_models(
     """
     prepare_process()
     aliases = ModelAliases(settings.data_dir / FILE)
-    store = ModelStore(shipped_store(), settings.own_store)
-    # nothing else is written meanwhile
-    with umask(PRIVATE_UMASK if settings.store_is_private else usual_umask):
-        await _import_default_encoder(store, say)
+    store = await open_store(settings, say, usual_umask)
+    loader = make_loader(settings, store, metrics, say)
+    registry = await asyncio.to_thread(
+        ModelRegistry.open, loader, aliases, drain_seconds(settings), say
+    )
+    await try_models(registry, say)
+    return registry
+
+
+def drain_seconds(settings: Settings) -> float:
+    """Return how long the last requests of a model that goes may take."""
+    return settings.request_timeout_seconds + DRAIN_MARGIN_SECONDS
+
+
+def make_loader(
+    settings: Settings, store: ModelStore, metrics: Metrics, say: Callable[[str], None]
+) -> ModelLoader:
+    """Return what opens stored models as the settings say.
+
+    Raises:
+        SettingError: A device is not there, or has no such precision.
+    """
     device = choose_device(settings.device)
     halves = [
         choose_device(named, field) if named else device
@@ -387,8 +430,7 @@ async def load_models(
     say(f"loading models on {places} in {dtype_name(dtype)}")
     if native.kernels() is None and any(on.type == "cpu" for on in (device, *halves)):
         say("a CPU does without kernels of ours, slower: none were built at installation")
-    registry = await asyncio.to_thread(
-        ModelRegistry.load,
+    return ModelLoader.on_devices(
         store,
         device=device,
         dtype=dtype,
@@ -402,15 +444,19 @@ async def load_models(
         workers=settings.workers or None,
         queue_tokens=settings.max_queue_tokens,
         queue_seconds=settings.max_queue_seconds,
-        aliases=aliases,
-        drain_seconds=settings.request_timeout_seconds + DRAIN_MARGIN_SECONDS,
         metrics=metrics,
-        say=say,
     )
+
+
+async def try_models(registry: ModelRegistry, say: Callable[[str], None]) -> None:
+    """Warm up what was opened.
+
+    Raises:
+        StartError: No model serves.
+    """
     say("warming up")
     await registry.warm_up(say)
     _check_serving(registry, say)
-    return registry
 
 
 def _generator_servers(settings: Settings) -> dict[str, GeneratorServerConfig]:

@@ -468,7 +468,7 @@ async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve
     metrics, lines = Metrics(), list[str]()
     models = load(metrics=metrics)
     reader = models.pair(PAIR)
-    reader._compressor._network._words.fill_(torch.nan)
+    reader.compressor._network._words.fill_(torch.nan)
     await models.warm_up(lines.append)
     assert set(models.refusals()) == {PAIR}
     assert "NaN" in models.refusals()[PAIR]

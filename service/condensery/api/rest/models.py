@@ -84,7 +84,10 @@ async def startupz(_request: Request, services: Services) -> Response:
 
 async def show_metrics(_request: Request, services: Services) -> Response:
     """Return the metrics, for Prometheus."""
-    body = generate_latest(services.metrics.registry)
+    registry = services.metrics.registry
+    if registry.refresh is not None:
+        await registry.refresh()
+    body = generate_latest(registry)
     return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

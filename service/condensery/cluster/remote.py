@@ -1,0 +1,464 @@
+"""Running models whose weights are elsewhere, as registry and jobs know them.
+
+What needs no weights (tokenizers, prompts, quotes, costs) is done here, in the caller's thread; the
+rest is a call to a replica. None of these classes knows how a replica is reached: ``Remote`` does.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from condensery.cluster.messages import Call, Caller, ModelFacts, ModelId, PairNumbers, Rates, Reply
+from condensery.errors import CondenseryError, CorruptModel, ModelCannot, Unavailable
+from condensery.networks.oscar_interface import PassageWindow, PromptPart
+from condensery.networks.oscar_loading import open_texts
+from condensery.networks.quoting import Quotes
+from condensery.question import GREEDY, CompressedPassage, GeneratedToken, Sampling
+from condensery.request_context import RequestContext, current_request
+from condensery.runtime.generator import GeneratorBounds, StopStrings
+from condensery.runtime.loader import RunningModel
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.oscar_pair import LOAD_ERRORS, PairFacts, pair_traits
+from condensery.runtime.queue import loop_deadline
+from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer, check_text
+from condensery.store.manifest import StoredModel
+from condensery.values import (
+    Classified,
+    Embedded,
+    EmbeddedTokens,
+    Floats,
+    Input,
+    ModelInfo,
+    ModelRole,
+    Scored,
+    TextToken,
+)
+
+if TYPE_CHECKING:
+    from condensery.metrics import Metrics
+
+# A replica answers a caller whose time is over by itself, and knows whether work had begun. One
+# that has not done so after this much more is silent.
+SILENT_SECONDS = 0.5
+TYPICAL_CHARACTERS_PER_TOKEN = 4
+
+
+class ReplicaLost(Exception):
+    """The replica that had a call is gone, and what it did of it with it; safe to say why."""
+
+
+class Replicas(Protocol):
+    """A group's replicas: some process that is up gets each call."""
+
+    def check(self) -> None:
+        """Raise Unavailable, with the reason, while none is up."""
+        ...
+
+    async def call(self, call: Call) -> Reply:
+        """Have a call served. Cancelled, it cancels what it began. Raises ReplicaLost."""
+        ...
+
+    def stream(self, call: Call) -> AsyncGenerator[Reply, None]:
+        """Have a call served that replies several times; as ``call``."""
+        ...
+
+    def close(self, model: ModelId) -> None:
+        """Let a model's replicas go, once no model of theirs is needed."""
+        ...
+
+
+class Remote:
+    """One model in its replicas: calls it, once more where a replica was lost and that is safe."""
+
+    def __init__(self, model: ModelId, replicas: Replicas) -> None:
+        self.model = model
+        self.rates = Rates()
+        self.running = 0  # calls
+        self._replicas = replicas
+        self._closed = False
+
+    async def call(self, method: str, *args: Any, tokens: int, **options: Any) -> Any:
+        """Call a method that changes nothing, and can therefore be asked twice.
+
+        Raises:
+            DeadlineExceeded: The caller's time ran out.
+            Unavailable: No replica is up, or the second was lost too; or closed.
+            CondenseryError: As the method.
+        """
+        request = current_request()
+        self.running += 1
+        try:
+            for last in (False, True):
+                self._check()
+                call = Call(self.model, method, args, options, Caller.of(request), tokens)
+                try:
+                    async with asyncio.timeout_at(_silent_at(request)):
+                        return self._read(await self._replicas.call(call), request)
+                except TimeoutError:
+                    raise request.expired() from None
+                except ReplicaLost as lost:
+                    if last:
+                        raise self._lost(lost) from lost
+        finally:
+            self.running -= 1
+        raise AssertionError("unreachable")
+
+    async def stream(
+        self, method: str, *args: Any, tokens: int, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Call a method that yields; it is asked twice only while nothing has come of it.
+
+        Raises:
+            Unavailable: The replica was lost after that: what came is true, and not whole.
+            CondenseryError: As ``call``.
+        """
+        request, begun = current_request(), False
+        self.running += 1
+        try:
+            for last in (False, True):
+                self._check()
+                call = Call(self.model, method, args, options, Caller.of(request), tokens)
+                try:
+                    async with aclosing(self._replicas.stream(call)) as replies:
+                        while True:
+                            try:
+                                async with asyncio.timeout_at(_silent_at(request)):
+                                    reply = await anext(replies)
+                            except StopAsyncIteration:
+                                return
+                            value = self._read(reply, request)
+                            if value is not None:
+                                begun = True
+                                yield value
+                except TimeoutError:
+                    raise request.expired() from None
+                except ReplicaLost as lost:
+                    if last or begun:
+                        raise self._lost(lost) from lost
+        finally:
+            self.running -= 1
+
+    def check(self) -> None:
+        """Raise Unavailable, with the reason, while no replica is up."""
+        self._replicas.check()
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return self.running > 0
+
+    def close(self) -> None:
+        """Refuse new calls; the replicas finish those under way."""
+        if not self._closed:
+            self._closed = True
+            self._replicas.close(self.model)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self.model.name}: it is being unloaded.", retry_after_seconds=1.0)
+        self._replicas.check()
+
+    def _read(self, reply: Reply, request: RequestContext) -> Any:
+        request.work_begun = request.work_begun or reply.work_begun
+        reply.timing.add_to(request, self.model.name)
+        if reply.rates is not None:
+            self.rates = reply.rates
+        if reply.error is not None:
+            raise reply.error
+        return reply.value
+
+    def _lost(self, lost: ReplicaLost) -> Unavailable:
+        return Unavailable(
+            f"{self.model.name}: the replica that served this was lost ({lost}); try again.",
+            retry_after_seconds=1.0,
+        )
+
+
+def _silent_at(request: RequestContext) -> float | None:
+    """Return when, by the loop's clock, a replica that has not answered is silent."""
+    at = loop_deadline(request)
+    return None if at is None else at + SILENT_SECONDS
+
+
+def _count(texts: Sequence[Input]) -> int:
+    """Return about how many tokens texts have."""
+    characters = sum(len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts)
+    return characters // TYPICAL_CHARACTERS_PER_TOKEN + 2 * len(texts)
+
+
+class _RemoteModel:
+    """What encoders and classifiers that run elsewhere have in common."""
+
+    parts: Sequence[Any] = ()
+
+    def __init__(self, remote: Remote, info: ModelInfo) -> None:
+        self.info = info
+        self.remote = remote
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return self.remote.busy
+
+    def close(self) -> None:
+        """Refuse new calls; those under way are finished."""
+        self.remote.close()
+
+
+class RemoteEncoder(_RemoteModel):
+    """An encoder that runs elsewhere; its tokenizer is here.
+
+    Raises:
+        CorruptModel: The stored model's tokenizer can't be read.
+    """
+
+    roles: frozenset[ModelRole] = frozenset({"encoder"})
+
+    def __init__(
+        self, remote: Remote, stored: StoredModel, info: ModelInfo, threads: ThreadPoolExecutor
+    ) -> None:
+        super().__init__(remote, info)
+        self.prompts: Mapping[str, str] = stored.manifest.prompts
+        self.default_prompt = stored.manifest.default_prompt
+        folder = stored.file(TOKENIZER).parent
+        self._tokenizer = TextTokenizer.load(folder, info.max_tokens, threads)
+        self.content_tokens = self._tokenizer.max_tokens - self._tokenizer.special_tokens
+
+    async def embed(
+        self, texts: Sequence[str], *, field: str = "input", **options: Any
+    ) -> Embedded:
+        """Embed each text, as ``Encoder.embed``; raises likewise, and as ``Remote.call``."""
+        embedded: Embedded = await self._embed("embed", texts, field=field, **options)
+        return embedded
+
+    async def embed_tokens(
+        self, texts: Sequence[str], *, field: str = "input", **options: Any
+    ) -> EmbeddedTokens:
+        """Return every token's vector, as ``Encoder.embed_tokens``; raises as ``embed``."""
+        embedded: EmbeddedTokens = await self._embed("embed_tokens", texts, field, **options)
+        return embedded
+
+    async def _embed(self, method: str, texts: Sequence[str], field: str, **options: Any) -> Any:
+        self._tokenizer.check(texts, field)  # what can't be read goes nowhere
+        tokens = _count(texts)
+        return await self.remote.call(method, list(texts), field=field, tokens=tokens, **options)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return each token's characters, as ``Encoder.offsets``; here."""
+        return self._tokenizer.offsets(text)
+
+    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[TextToken]:
+        """Return the tokens of a text, as ``Encoder.pieces``; here."""
+        check_text(text, field, self._tokenizer.max_characters)
+        return self._tokenizer.pieces(text, special=special)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of token ids, as ``Encoder.decode``; here."""
+        return self._tokenizer.decode(ids, skip_special=skip_special)
+
+    async def probe(self, text: str) -> Floats:
+        """Return a text's vector, (1, dims), for the self-test to compare."""
+        return (await self.embed([text])).vectors
+
+    async def warm_up(self) -> None:
+        """Ask once; the replica has warmed itself up."""
+        await self.embed(["a"])
+
+
+class RemoteClassifier(_RemoteModel):
+    """A classifier, or cross-encoder, that runs elsewhere."""
+
+    def __init__(self, remote: Remote, info: ModelInfo) -> None:
+        super().__init__(remote, info)
+        self.roles: frozenset[ModelRole] = frozenset(
+            {"classifier", "reranker"} if info.kind == "reranker" else {"classifier"}
+        )
+
+    async def classify(self, inputs: Sequence[Input], **options: Any) -> Classified:
+        """Read each text or pair, as ``Classifier.classify``; raises so, and as ``Remote.call``."""
+        tokens = _count(inputs)
+        read: Classified = await self.remote.call(
+            "classify", list(inputs), tokens=tokens, **options
+        )
+        return read
+
+    async def score(self, query: str, passages: Sequence[str], **options: Any) -> Scored:
+        """Score each passage, as ``Classifier.score``; raises likewise, and as ``Remote.call``."""
+        tokens = _count([(query, passage) for passage in passages])
+        scored: Scored = await self.remote.call(
+            "score", query, list(passages), tokens=tokens, **options
+        )
+        return scored
+
+    async def probe(self, text: str) -> Floats:
+        """Return a text's logits, (1, labels), for the self-test to compare."""
+        return (await self.classify([text])).logits
+
+    async def warm_up(self) -> None:
+        """Ask once; the replica has warmed itself up."""
+        await self.classify(["a"])
+
+
+class RemoteCompressor:
+    """A pair's compressor that runs elsewhere: windows there, memory vectors back."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    async def compress(
+        self, passages: Sequence[Sequence[PassageWindow]]
+    ) -> list[CompressedPassage | CondenseryError]:
+        """Compress each passage, as ``Compressor.compress``; raises so, and as ``Remote.call``."""
+        windows = [list(windows) for windows in passages]
+        tokens = sum(len(window.ids) for own in windows for window in own)
+        compressed: list[CompressedPassage | CondenseryError] = await self._remote.call(
+            "compress", windows, tokens=tokens
+        )
+        return compressed
+
+    def expected_seconds(self, tokens: int) -> float:
+        """Return about how many seconds so many tokens take, as its replicas measured."""
+        return self._remote.rates.compressing(tokens)
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return self._remote.busy
+
+    def close(self) -> None:
+        """Refuse new passages."""
+        self._remote.close()
+
+
+class RemoteGenerator:
+    """A pair's generator that runs elsewhere: a prompt there, tokens back one at a time."""
+
+    writer: None = None
+    unready: None = None
+
+    def __init__(self, remote: Remote, bounds: GeneratorBounds) -> None:
+        self.bounds = bounds
+        self._remote = remote
+
+    async def start(self) -> bool:
+        """Return True: its replicas are there before it is."""
+        return True
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Never call ``callback``: replicas that are gone are told by the calls to them."""
+
+    def free_positions(self, prompt: Sequence[PromptPart], size: int, max_tokens: int) -> int:
+        """Return the positions that a prompt leaves free, as ``Generator.free_positions``."""
+        return self.bounds.free_positions(prompt, size, max_tokens)
+
+    def expected_seconds(self, positions: int) -> float:
+        """Return about how many seconds a prompt takes, as its replicas measured."""
+        return self._remote.rates.prompting(positions)
+
+    async def generate(
+        self,
+        prompt: Sequence[Floats | PromptPart],
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+        quotes: Quotes | None = None,
+    ) -> AsyncGenerator[GeneratedToken, None]:
+        """Continue a prompt, as ``Generator.generate``; raises likewise, and as ``Remote.call``."""
+        StopStrings(stop)  # refuses wrong ones
+        # Vectors as numpy has them; ids stay lists, by which they are told from vectors.
+        parts = [
+            part.numpy()
+            if isinstance(part, Tensor)
+            else part
+            if isinstance(part, np.ndarray)
+            else list(part)
+            for part in prompt
+        ]
+        answer = self._remote.stream(
+            "generate",
+            parts,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=tuple(stop),
+            quotes=quotes,
+            tokens=sum(map(len, parts)) + max_tokens,
+        )
+        async with aclosing(answer) as tokens:
+            async for token in tokens:
+                yield token
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are under way."""
+        return self._remote.busy
+
+    def close(self) -> None:
+        """Refuse new answers."""
+        self._remote.close()
+
+
+class RemotePair(OscarModel):
+    """An OSCAR pair whose halves run elsewhere; its texts are read here.
+
+    Raises:
+        CorruptModel: The stored pair's texts can't be read.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        stored: StoredModel,
+        info: ModelInfo,
+        numbers: PairNumbers,
+        threads: ThreadPoolExecutor,
+        metrics: "Metrics | None",
+    ) -> None:
+        try:
+            texts = open_texts(Path(stored.path), stored.manifest.shape)
+        except LOAD_ERRORS as error:
+            raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
+        self.remote = remote
+        bounds = GeneratorBounds(numbers.longest, numbers.cache_positions)
+        self._join(
+            PairFacts(texts, numbers.cost, numbers.window, numbers.separators),
+            RemoteCompressor(remote),
+            RemoteGenerator(remote, bounds),
+            info=info,
+            threads=threads,
+            traits=pair_traits(texts, stored.manifest.defaults),
+            metrics=metrics,
+        )
+
+    async def warm_up(self) -> None:
+        """Compress once; the replica has warmed itself up."""
+        await self.probe("a")
+
+
+def remote_model(
+    remote: Remote,
+    stored: StoredModel,
+    facts: ModelFacts,
+    threads: ThreadPoolExecutor,
+    metrics: "Metrics | None",
+) -> RunningModel:
+    """Return a stored model that runs elsewhere.
+
+    Raises:
+        ModelCannot: Models of its kind run here alone (``register_kind``).
+        CorruptModel: What of it is read here can't be.
+    """
+    kind = stored.manifest.kind
+    if facts.pair is not None:
+        return RemotePair(remote, stored, facts.info, facts.pair, threads, metrics)
+    if kind == "encoder":
+        return RemoteEncoder(remote, stored, facts.info, threads)
+    if kind in ("classifier", "reranker"):
+        return RemoteClassifier(remote, facts.info)
+    raise ModelCannot(f"models of kind {kind!r} do not run on a cluster", field="model")
