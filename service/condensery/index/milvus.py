@@ -7,9 +7,9 @@ expressions lack ``except`` and ``range`` over lists. So many rows at most are n
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from pymilvus import DataType, MilvusClient
@@ -36,8 +36,6 @@ from condensery.index.vector_database import (
     Shape,
 )
 from condensery.values import Floats, IndexSpec
-
-Result = TypeVar("Result")
 
 _METRICS = {"ip": "IP", "l2": "L2"}
 _TYPES = {"flat": "FLAT", "hnsw": "HNSW"}
@@ -97,10 +95,8 @@ class Milvus:
     def describe(self, collection: str) -> Shape | None:
         """Return what a collection is made for, and load it; None where there is none."""
         try:
-            about = self._ask(lambda client, **how: client.describe_collection(collection, **how))
-            index = self._ask(
-                lambda client, **how: client.describe_index(collection, "vector", **how)
-            )
+            about = self._ask("describe_collection", collection)
+            index = self._ask("describe_index", collection, "vector")
         except CollectionMissing:
             return None
         dims = [own["params"]["dim"] for own in about["fields"] if own["name"] == "vector"]
@@ -110,7 +106,7 @@ class Milvus:
                 "none of ours."
             )
         # searched only when loaded, which a server that was started again may not have done
-        self._ask(lambda client, **how: client.load_collection(collection, **how))
+        self._ask("load_collection", collection)
         metrics = {theirs: ours for ours, theirs in _METRICS.items()}
         return Shape(int(dims[0]), metrics.get(index["metric_type"], index["metric_type"]))
 
@@ -135,19 +131,17 @@ class Milvus:
             params=params,
         )
         self._ask(
-            lambda client, **how: client.create_collection(
-                collection,
-                schema=schema,
-                index_params=index,
-                consistency_level="Strong",
-                **how,
-            )
+            "create_collection",
+            collection,
+            schema=schema,
+            index_params=index,
+            consistency_level="Strong",
         )
 
     def drop(self, collection: str) -> None:
         """Delete a collection, if there is one."""
         with contextlib.suppress(CollectionMissing):
-            self._ask(lambda client, **how: client.drop_collection(collection, **how))
+            self._ask("drop_collection", collection)
 
     def upsert(
         self,
@@ -175,7 +169,7 @@ class Milvus:
         """Delete entities, those that are there."""
         for start in range(0, len(rows), MAX_ROWS):
             some = list(rows[start : start + MAX_ROWS])
-            self._ask(lambda client, some=some, **how: client.delete(collection, ids=some, **how))
+            self._ask("delete", collection, ids=some)
 
     def search(
         self,
@@ -204,18 +198,16 @@ class Milvus:
         params = {}
         if spec.kind == "hnsw":
             params = {"ef": max((spec.options or {}).get("ef_search", 64), 2 * k)}
-        found = self._ask(
-            lambda client, **how: client.search(
-                collection,
-                data=[vector.tolist()],
-                limit=k,
-                filter=where,
-                output_fields=["row"],
-                search_params={"metric_type": _METRICS[spec.metric], "params": params},
-                consistency_level="Strong",
-                **how,
-            )
-        )[0]
+        (found,) = self._ask(
+            "search",
+            collection,
+            data=[vector.tolist()],
+            limit=k,
+            filter=where,
+            output_fields=["row"],
+            search_params={"metric_type": _METRICS[spec.metric], "params": params},
+            consistency_level="Strong",
+        )
         scores = [float(hit["distance"]) for hit in found]
         rows = [int(hit["row"]) for hit in found]
         return rows, scores if spec.metric == "ip" else [-score for score in scores]
@@ -223,45 +215,27 @@ class Milvus:
     def scroll(self, collection: str) -> Iterator[list[int]]:
         """Yield every row, in blocks."""
         pages = self._ask(
-            lambda client, **how: client.query_iterator(
-                collection,
-                batch_size=_PAGE,
-                filter=f"row > {SETTLED_ROW}",
-                output_fields=["row"],
-                consistency_level="Strong",
-                **how,
-            )
+            "query_iterator",
+            collection,
+            batch_size=_PAGE,
+            filter=f"row > {SETTLED_ROW}",
+            output_fields=["row"],
+            consistency_level="Strong",
         )
         try:
-            while page := self._ask(lambda _client, **_how: pages.next()):
+            while page := self._next(pages):
                 yield [int(entity["row"]) for entity in page]
         finally:
             pages.close()
 
     def count(self, collection: str) -> int:
         """Return how many entities there are, row 0 left out."""
-        found = self._ask(
-            lambda client, **how: client.query(
-                collection,
-                filter=f"row > {SETTLED_ROW}",
-                output_fields=["count(*)"],
-                consistency_level="Strong",
-                **how,
-            )
-        )
+        found = self._query(collection, f"row > {SETTLED_ROW}", "count(*)")
         return int(found[0]["count(*)"])
 
     def settled(self, collection: str) -> Settled | None:
         """Return what row 0 says."""
-        found = self._ask(
-            lambda client, **how: client.query(
-                collection,
-                filter=f"row == {SETTLED_ROW}",
-                output_fields=["payload"],
-                consistency_level="Strong",
-                **how,
-            )
-        )
+        found = self._query(collection, f"row == {SETTLED_ROW}", "payload")
         return Settled.from_record((found[0]["payload"] or {}).get("settled")) if found else None
 
     def settle(self, collection: str, settled: Settled) -> None:
@@ -283,7 +257,7 @@ class Milvus:
                 self._connected = None
 
     def _write(self, collection: str, entities: list[dict[str, Any]]) -> None:
-        self._ask(lambda client, **how: client.upsert(collection, entities, **how))
+        self._ask("upsert", collection, entities)
 
     def _client(self) -> MilvusClient:
         """Return the client, which connects when it is made, or in its first call after a fault."""
@@ -298,10 +272,23 @@ class Milvus:
                     )
             return self._connected
 
-    def _ask(self, call: Callable[..., Result]) -> Result:
+    def _query(self, collection: str, where: str, field: str) -> Any:
+        return self._ask(
+            "query",
+            collection,
+            filter=where,
+            output_fields=[field],
+            consistency_level="Strong",
+        )
+
+    def _next(self, pages: Any) -> Any:
+        with self._errors():
+            return pages.next()
+
+    def _ask(self, method: str, *args: Any, **how: Any) -> Any:
         client = self._client()
         with self._errors():
-            return call(client, timeout=self._config.timeout_seconds)
+            return getattr(client, method)(*args, timeout=self._config.timeout_seconds, **how)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -10,12 +10,13 @@ has it: each value as text, under its path's hash.
     numbers    those that are numbers, by path's hash: for ``range``
 """
 
+import contextlib
 import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
 import pydantic
@@ -45,6 +46,7 @@ from condensery.index.vector_database import (
 )
 from condensery.values import Floats, IndexSpec
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 _DISTANCES = {"ip": models.Distance.DOT, "l2": models.Distance.EUCLID}
@@ -111,7 +113,7 @@ class Qdrant:
     def describe(self, collection: str) -> Shape | None:
         """Return what a collection is made for; None where there is none."""
         try:
-            info = self._ask(lambda: self._client.get_collection(collection))
+            info = self._ask(self._client.get_collection, collection)
         except CollectionMissing:
             return None
         vectors = info.config.params.vectors
@@ -128,27 +130,19 @@ class Qdrant:
         # without a graph a search is a scan; with m = 0 none is built
         links = options.get("m") if spec.kind == "hnsw" else 0
         self._ask(
-            lambda: self._client.create_collection(
-                collection,
-                vectors_config=models.VectorParams(
-                    size=spec.dims, distance=_DISTANCES[spec.metric]
-                ),
-                hnsw_config=models.HnswConfigDiff(
-                    m=links, ef_construct=options.get("ef_construction")
-                ),
-            )
+            self._client.create_collection,
+            collection,
+            vectors_config=models.VectorParams(size=spec.dims, distance=_DISTANCES[spec.metric]),
+            hnsw_config=models.HnswConfigDiff(m=links, ef_construct=options.get("ef_construction")),
         )
         if self._config.path is None:  # the local mode has none, and warns
             for field in ("document", "terms"):
-                self._ask(
-                    lambda field=field: self._client.create_payload_index(  # type: ignore[misc]
-                        collection, field, models.PayloadSchemaType.KEYWORD, wait=True
-                    )
-                )
+                schema = models.PayloadSchemaType.KEYWORD
+                self._ask(self._client.create_payload_index, collection, field, schema, wait=True)
 
     def drop(self, collection: str) -> None:
         """Delete a collection, if there is one."""
-        self._ask(lambda: self._client.delete_collection(collection))
+        self._ask(self._client.delete_collection, collection)
 
     def upsert(
         self,
@@ -168,13 +162,13 @@ class Qdrant:
                 vectors=vectors[start : start + block].tolist(),
                 payloads=[make_payload(point) for point in some],
             )
-            self._ask(lambda batch=batch: self._client.upsert(collection, batch, wait=True))  # type: ignore[misc]
+            self._ask(self._client.upsert, collection, batch, wait=True)
 
     def delete(self, collection: str, rows: Sequence[int]) -> None:
         """Delete points, those that are there."""
         for start in range(0, len(rows), 10_000):
             some = models.PointIdsList(points=list(rows[start : start + 10_000]))
-            self._ask(lambda some=some: self._client.delete(collection, some, wait=True))  # type: ignore[misc]
+            self._ask(self._client.delete, collection, some, wait=True)
 
     def search(
         self,
@@ -195,14 +189,13 @@ class Qdrant:
         if self._config.path is None:
             how = models.SearchParams(exact=spec.kind == "flat", hnsw_ef=breadth)
         reply = self._ask(
-            lambda: self._client.query_points(
-                collection,
-                query=vector.tolist(),
-                limit=k,
-                query_filter=asked,
-                search_params=how,
-                with_payload=False,
-            )
+            self._client.query_points,
+            collection,
+            query=vector.tolist(),
+            limit=k,
+            query_filter=asked,
+            search_params=how,
+            with_payload=False,
         )
         rows = [int(point.id) for point in reply.points]
         scores = [float(point.score) for point in reply.points]
@@ -214,22 +207,19 @@ class Qdrant:
         after: Any = SETTLED_ROW + 1
         while after is not None:
             records, after = self._ask(
-                lambda after=after: self._client.scroll(  # type: ignore[misc]
-                    collection, limit=_PAGE, offset=after, with_payload=False, with_vectors=False
-                )
+                self._client.scroll, collection, limit=_PAGE, offset=after, with_payload=False
             )
             yield [int(record.id) for record in records]
 
     def count(self, collection: str) -> int:
         """Return how many points there are, row 0 left out."""
         others = models.Filter(must_not=[models.HasIdCondition(has_id=[SETTLED_ROW])])
-        return self._ask(
-            lambda: self._client.count(collection, count_filter=others, exact=True)
-        ).count
+        held = self._ask(self._client.count, collection, count_filter=others, exact=True)
+        return held.count
 
     def settled(self, collection: str) -> Settled | None:
         """Return what row 0 says."""
-        records = self._ask(lambda: self._client.retrieve(collection, ids=[SETTLED_ROW]))
+        records = self._ask(self._client.retrieve, collection, ids=[SETTLED_ROW])
         return Settled.from_record((records[0].payload or {}).get("settled")) if records else None
 
     def settle(self, collection: str, settled: Settled) -> None:
@@ -237,18 +227,15 @@ class Qdrant:
         point = models.PointStruct(
             id=SETTLED_ROW, vector={}, payload={"settled": settled.to_record()}
         )
-        self._ask(lambda: self._client.upsert(collection, [point], wait=True))
+        self._ask(self._client.upsert, collection, [point], wait=True)
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def _ask(self, call: Callable[[], Result]) -> Result:
-        with self._errors():
-            if self._mutex is None:
-                return call()
-            with self._mutex:
-                return call()
+    def _ask(self, call: Callable[P, Result], *args: P.args, **how: P.kwargs) -> Result:
+        with self._errors(), self._mutex or contextlib.nullcontext():
+            return call(*args, **how)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

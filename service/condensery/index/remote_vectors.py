@@ -329,9 +329,9 @@ class RemoteVectors:
         return not (self._closed or amiss or self._pending)
 
     def _work_once(self, reader: sqlite3.Connection, *, last: bool) -> None:
+        check = time.monotonic() >= self._checked_at + CHECK_SECONDS
+        unsure = not self._agrees or self._fault is not None or self._suspect
         try:
-            check = time.monotonic() >= self._checked_at + CHECK_SECONDS
-            unsure = not self._agrees or self._fault is not None or self._suspect
             if unsure or (check and self._clean):
                 self._agree(reader)
             self._delete_pending()
@@ -340,7 +340,13 @@ class RemoteVectors:
                 self._checked_at = time.monotonic()
         except CollectionMissing:
             self._lose()
-        except (VectorDatabaseUnavailable, VectorDatabaseFault, StorageFull) as error:
+        except StorageFull as error:
+            if not self._agrees or self._fault is not None:
+                self._set_fault(error)
+            else:  # to tidy up can wait: searches go on, and writes hear it themselves
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, LAST_RETRY_SECONDS)
+        except (VectorDatabaseUnavailable, VectorDatabaseFault) as error:
             self._set_fault(error)
         except CondenseryError as error:
             self._set_fault(VectorDatabaseFault(error.message))

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.index.conftest import (
     SETTINGS,
     assert_agrees,
+    count_vectors,
     make_batch,
     make_vectors,
     wait_until,
@@ -25,7 +26,7 @@ from condensery.index.vector_database import DatabaseConfig, VectorDatabases
 from condensery.values import IndexSpec
 
 pytest.importorskip("milvus_lite")
-from condensery.index import milvus
+from condensery.index import milvus, remote_vectors
 
 SECONDS = 2.0
 
@@ -82,8 +83,10 @@ def open_on(server: MilvusServer, data_dir: Path) -> IndexStore:
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_a_database_that_goes_is_said_in_its_time_and_used_again_when_it_is_back(
-    server: MilvusServer, data_dir: Path, end: str
+    server: MilvusServer, data_dir: Path, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # what was sent to a stopped one arrives when it goes on, and is taken away at the next look
+    monkeypatch.setattr(remote_vectors, "CHECK_SECONDS", 0.2)
     with open_on(server, data_dir) as store:
         store.create("kb", IndexSpec(**SETTINGS))
         make_batch(["a", "b", "c"]).upsert(store)
@@ -106,6 +109,7 @@ def test_a_database_that_goes_is_said_in_its_time_and_used_again_when_it_is_back
             server.send(signal.SIGCONT)
         wait_until(lambda: store.databases.fault is None, 60)
         assert store.count("kb") == (2, 4)
+        wait_until(lambda: count_vectors(store) == 4, 60)
         assert_agrees(store, data_dir)
         make_batch(["d"], seed=3).upsert(store)
         assert_agrees(store, data_dir)
