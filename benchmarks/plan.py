@@ -24,9 +24,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "loadtests"))
 
 from profiles import JOBS, MIXES, Job
-from recording import tell_machine, tell_others
+from recording import Recording, tell_machine, tell_others
 from rest_and_grpc import WRITTEN, RestDoor
-from servers import Server, begin, keep, own_cpu_seconds, serving, workplace
+from servers import Server, keep, own_cpu_seconds, serving, workplace
 from wire import percentile
 
 from condensery.capacity.plan import Target, capacity_of, cost_of_kind, row_of
@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep the figures")
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
-    recording = begin("../benchmarks/plan.py")
+    recording = Recording("benchmarks/plan.py", "condensery", "torch", "transformers")
     flags, jobs = args.flags.split(), MIXES[args.mix]
     rates = read_rates(args.rates) if args.rates else measure_rates(flags, args.rates_seconds)
     # The capacity is wanted, and no refusals before it.
