@@ -116,8 +116,11 @@ class Cluster:
             # The doors are our own: Serve's proxies are not started.
             serve.start(proxy_location="Disabled")
         except Exception as error:  # of many kinds, all of which mean the same here
+            hint = ""
+            if config.address is not None and os.environ.get("RAY_AUTH_MODE") != "token":
+                hint = "; a cluster with a token wants it here too, and RAY_AUTH_MODE=token"
             raise StartError(
-                f"address: {where}: Ray does not answer or start: {_first_line(error)}",
+                f"address: {where}: Ray does not answer or start: {_first_line(error)}{hint}",
                 field="address",
             ) from error
 
