@@ -346,7 +346,7 @@ class Cluster:
             max_replicas_per_node=group.max_per_node,
             **_scaling(group.replicas),
         )(Replica)
-        settings = {**self._settings, "device": _device(self._settings, group)}
+        settings = {**self._settings, "device": _device(group)}
         if not settings.get("workers"):  # else as many as the machine has cores, in each replica
             settings["workers"] = max(1, round(group.cpus))
         target = serve.RunTarget(
@@ -505,7 +505,13 @@ class Application:
 def _raising_ours() -> Iterator[None]:
     """Turn what Ray raises into what callers of a model know."""
     import grpc
-    from ray.exceptions import GetTimeoutError, RayActorError, RayError, TaskCancelledError
+    from ray.exceptions import (
+        GetTimeoutError,
+        RayActorError,
+        RayError,
+        RayTaskError,
+        TaskCancelledError,
+    )
     from ray.serve.exceptions import (
         BackPressureError,
         DeploymentUnavailableError,
@@ -524,7 +530,9 @@ def _raising_ours() -> Iterator[None]:
         raise TimeoutError from error
     except grpc.RpcError as error:
         raise ReplicaLost("the connection to it broke") from error
-    except (RayError, RayServeException) as error:
+    except RayTaskError as error:
+        raise ModelFault("a replica failed inside; its log has more") from error
+    except (RayError, RayServeException, RuntimeError) as error:  # Serve raises the last, too
         raise ReplicaLost(_first_line(error)) from error
 
 
@@ -568,7 +576,7 @@ def _scaling(replicas: int | Scaling) -> dict[str, Any]:
     }
 
 
-def _device(settings: dict[str, Any], group: Group) -> str:
+def _device(group: Group) -> str:
     if group.device is not None:
         return group.device
     return "cuda" if group.gpus else "cpu"
