@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from condensery.cluster.config import ClusterConfig, Group, Scaling
@@ -374,20 +375,13 @@ class Cluster:
         return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
 class AppState:
-    """What Serve says of an application."""
+    """What Serve says of an application: replicas that are up, its status, and why."""
 
-    __slots__ = ("reason", "status", "up")
-
-    def __init__(self, up: int, status: str, reason: str) -> None:
-        self.up = up
-        self.status = status
-        self.reason = reason
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AppState) and (self.up, self.status) == (other.up, other.status)
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    up: int
+    status: str
+    reason: str = field(compare=False)
 
 
 class Application:
