@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from condensery.cluster.config import ClusterConfig, Group, Scaling
@@ -116,8 +117,11 @@ class Cluster:
             # The doors are our own: Serve's proxies are not started.
             serve.start(proxy_location="Disabled")
         except Exception as error:  # of many kinds, all of which mean the same here
+            hint = ""
+            if config.address is not None and os.environ.get("RAY_AUTH_MODE") != "token":
+                hint = "; a cluster with a token wants it here too, and RAY_AUTH_MODE=token"
             raise StartError(
-                f"address: {where}: Ray does not answer or start: {_first_line(error)}",
+                f"address: {where}: Ray does not answer or start: {_first_line(error)}{hint}",
                 field="address",
             ) from error
 
@@ -343,7 +347,7 @@ class Cluster:
             max_replicas_per_node=group.max_per_node,
             **_scaling(group.replicas),
         )(Replica)
-        settings = {**self._settings, "device": _device(self._settings, group)}
+        settings = {**self._settings, "device": _device(group)}
         if not settings.get("workers"):  # else as many as the machine has cores, in each replica
             settings["workers"] = max(1, round(group.cpus))
         target = serve.RunTarget(
@@ -371,20 +375,13 @@ class Cluster:
         return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
 class AppState:
-    """What Serve says of an application."""
+    """What Serve says of an application: replicas that are up, its status, and why."""
 
-    __slots__ = ("reason", "status", "up")
-
-    def __init__(self, up: int, status: str, reason: str) -> None:
-        self.up = up
-        self.status = status
-        self.reason = reason
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AppState) and (self.up, self.status) == (other.up, other.status)
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    up: int
+    status: str
+    reason: str = field(compare=False)
 
 
 class Application:
@@ -502,7 +499,13 @@ class Application:
 def _raising_ours() -> Iterator[None]:
     """Turn what Ray raises into what callers of a model know."""
     import grpc
-    from ray.exceptions import GetTimeoutError, RayActorError, RayError, TaskCancelledError
+    from ray.exceptions import (
+        GetTimeoutError,
+        RayActorError,
+        RayError,
+        RayTaskError,
+        TaskCancelledError,
+    )
     from ray.serve.exceptions import (
         BackPressureError,
         DeploymentUnavailableError,
@@ -521,7 +524,9 @@ def _raising_ours() -> Iterator[None]:
         raise TimeoutError from error
     except grpc.RpcError as error:
         raise ReplicaLost("the connection to it broke") from error
-    except (RayError, RayServeException) as error:
+    except RayTaskError as error:
+        raise ModelFault("a replica failed inside; its log has more") from error
+    except (RayError, RayServeException, RuntimeError) as error:  # Serve raises the last, too
         raise ReplicaLost(_first_line(error)) from error
 
 
@@ -565,7 +570,7 @@ def _scaling(replicas: int | Scaling) -> dict[str, Any]:
     }
 
 
-def _device(settings: dict[str, Any], group: Group) -> str:
+def _device(group: Group) -> str:
     if group.device is not None:
         return group.device
     return "cuda" if group.gpus else "cpu"
