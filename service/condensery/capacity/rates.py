@@ -254,7 +254,7 @@ def read_rates(path: Path) -> Rates:
     Raises:
         InputError: It cannot be read, or is none; the message says how to make one.
     """
-    name = shorten(str(path))
+    name = str(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

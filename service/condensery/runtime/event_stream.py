@@ -14,7 +14,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,9 +27,11 @@ from condensery.errors import (
     CondenseryError,
     shorten,
 )
-from condensery.metrics import AnswerServerFailure, Metrics
 from condensery.question import GeneratedToken
 from condensery.request_context import MODEL_FIELD, RequestContext
+
+if TYPE_CHECKING:
+    from condensery.metrics import AnswerServerFailure, Metrics
 
 MAX_EVENT_BYTES = 2**20
 MAX_ERROR_BYTES = 2**16
@@ -75,7 +77,7 @@ class RequestFailure(Exception):
 
     def __init__(
         self,
-        kind: AnswerServerFailure,
+        kind: "AnswerServerFailure",
         problem: str,
         theirs: str = "",
         *,
@@ -147,7 +149,7 @@ class StreamClient:
         server: Which, and how.
     """
 
-    def __init__(self, server: AskedServer, metrics: Metrics) -> None:
+    def __init__(self, server: AskedServer, metrics: "Metrics") -> None:
         self._server = server
         self.metrics = metrics
         # As it comes: what is compressed could be any size. A redirect is no answer.

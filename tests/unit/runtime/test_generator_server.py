@@ -195,7 +195,7 @@ async def test_a_token_that_stops_ends_an_answer_and_is_no_part_of_it(pairs: Pai
             context = await compress(own)
             ids = [token.id for token in await write(own, context)]
             for pair in (own, there):  # an end that a random model never says
-                pair._generator._stop_ids = frozenset({ids[3]})  # type: ignore[attr-defined]
+                pair.generator._stop_ids = frozenset({ids[3]})  # type: ignore[attr-defined]
             wanted, got = await write(own, context), await write(there, context)
     assert [token.id for token in got] == [token.id for token in wanted] == ids[:4]
     assert (got[-1].finish, got[-1].count, text_of(got)) == ("stop", 3, text_of(wanted))
