@@ -56,6 +56,8 @@ class MilvusServer:
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None
         os.kill(self._process.pid, number)
+        if number == signal.SIGSTOP:
+            os.waitpid(self._process.pid, os.WUNTRACED)  # it has stopped, every thread of it
 
     def kill(self) -> None:
         if self._process is not None:
