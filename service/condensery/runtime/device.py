@@ -26,7 +26,6 @@ WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 # glibc's mallopt parameters (malloc.h).
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
-M_ARENA_MAX = -8
 WEIGHT_MMAP_BYTES = 128 << 10  # glibc's own default
 MMAP_BYTES = 32 << 20  # glibc documents no more; with 1 GiB the page faults came back
 TRIM_BYTES = 1 << 30
@@ -148,13 +147,9 @@ def tune_allocator() -> bool:
 
     By default each large activation is mapped from the kernel and given back, forward after
     forward: 1,500 to 10,000 page faults a batch of passages, and up to 14 % of its time.
-
-    And by default nearly each thread has an arena of its own, eight a core, from which only it is
-    given memory: under load 500 MiB lay free in 16 of them, of two a fifth of a gigabyte.
     """
     mapped = _mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
-    shared = _mallopt(M_ARENA_MAX, max(2, len(os.sched_getaffinity(0))))
-    return _mallopt(M_TRIM_THRESHOLD, TRIM_BYTES) and mapped and shared
+    return _mallopt(M_TRIM_THRESHOLD, TRIM_BYTES) and mapped
 
 
 @contextmanager

@@ -138,48 +138,6 @@ def test_a_prepared_process_holds_one_thread_and_can_allocate() -> None:
     assert done.stdout.strip() in ("True", "False")
 
 
-ARENAS = """
-import ctypes, os, tempfile, threading
-from condensery.runtime.device import tune_allocator
-
-if not tune_allocator():
-    print("unknown")
-    raise SystemExit
-libc = ctypes.CDLL("libc.so.6")
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p] * 2
-libc.fclose.argtypes = [ctypes.c_void_p]
-libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
-most = max(2, len(os.sched_getaffinity(0)))
-together = threading.Barrier(4 * most + 1)
-
-def take():
-    for _ in range(100):
-        libc.malloc(10_000)
-    together.wait()  # all of them live at once
-
-threads = [threading.Thread(target=take) for _ in range(4 * most)]
-for thread in threads:
-    thread.start()
-together.wait()
-with tempfile.NamedTemporaryFile() as file:
-    told = libc.fopen(file.name.encode(), b"w")
-    libc.malloc_info(0, told)
-    libc.fclose(told)
-    print(file.read().decode().count("<heap nr="), most)
-"""
-
-
-def test_threads_share_few_arenas() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ARENAS], capture_output=True, text=True, timeout=60, check=True
-    )
-    if done.stdout.strip() == "unknown":
-        pytest.skip("another libc")
-    arenas, most = map(int, done.stdout.split())
-    assert arenas <= most
-
-
 WEIGHTS = """
 import torch
 from pathlib import Path
