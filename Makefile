@@ -112,7 +112,7 @@ test-methods: install ## The tests of the methods that make models (ARGS for pyt
 test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one those that fill the machine
 	@status=0; \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --max-worker-restart 0 --durations 10 \
-		-m "slow and not gpu and not alone" || status=$$?; \
+		-m "slow and not gpu and not alone and not ray" || status=$$?; \
 	$(BIN)/pytest --durations 5 -m "slow and alone" || status=$$?; \
 	exit $$status
 

@@ -72,6 +72,7 @@ PAGES = {
         },
         elsewhere={
             "make serve": "CI runs make test; make serve is this server, installed",
+            "condensery bench rates": "each on a page of its own, below",
         },
         words={
             "FOLDER FILE.jsonl": "guide notes.jsonl",
@@ -155,6 +156,31 @@ PAGES = {
         },
         words={"DATA_DIR": "home/condensery"},
         before=(*NOTES_INDEX, "condensery index alias set live=notes"),
+    ),
+    "docs/capacity.md": Page(
+        elsewhere={
+            "condensery bench rates": "tests/e2e/test_rates.py: minutes",
+            "python benchmarks/plan.py": "tests/e2e/test_rates.py, small",
+        },
+    ),
+    "docs/databases.md": Page(
+        elsewhere={
+            "pip install": "tests/contract/test_vector_database.py has a server with a database",
+            "condensery index copy": "tests/unit/index/test_copying.py",
+        },
+    ),
+    "docs/generator-servers.md": Page(
+        elsewhere={
+            "condensery models generator": "tests/unit/store/test_exporting.py, and vLLM: "
+            "tests/contract/test_generator_server.py speaks as it does",
+        },
+    ),
+    "docs/ray.md": Page(
+        elsewhere={
+            "pip install": "tests/ray, by make test-ray",
+            "# ray.yaml": "tests/unit/cluster/test_config.py",
+            "clients": "a picture",
+        },
     ),
     "docs/command-line.md": Page(
         elsewhere={"eval": "tests/unit/test_parsers.py makes the scripts, and completes lines"},

@@ -20,6 +20,7 @@ from condensery.client.rest import AsyncClient, Client
 from condensery.errors import CondenseryError, ModelNotFound, Unavailable
 from condensery.values import Document
 
+pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LOCAL = "local_cpus: 16\nlocal_object_store_mib: 150\nready_seconds: 290\n"
