@@ -3,7 +3,8 @@
 Vectors of 384 features drawn around centres, as many as a thousandth of the passages, written
 through the store, a passage a document, 1,000 a write. For each kind and size, in this order:
 
-- written: passages a second in all, and the longest write;
+- written: passages a second in all, the longest write, and how long a training that goes on aside
+  took beyond the last one;
 - found: 10 nearest of each query, by the store (whose hits come with their texts, out of SQLite)
   and by FAISS's own index of the same kind and settings over the same vectors, one thread each, in
   turn; recall against brute force;
@@ -45,7 +46,15 @@ DIMS, TOP_K, WRITE = 384, 10, 1000
 SPREAD = 1.0  # of a passage around its centre, whose own length is about 1
 QUERIES, ASKED_WRITES = 300, 20
 HEADS = (
-    *("kind", "passages", "written/s", "longest write, s", "MiB in memory", "KB a passage, disk"),
+    *(
+        "kind",
+        "passages",
+        "written/s",
+        "longest write, s",
+        "trained after, s",
+        "MiB in memory",
+        "KB a passage, disk",
+    ),
     *("recall, ours", "FAISS", "p50 / p95 ms, ours", "FAISS", "to first hits, s"),
     *("written/s while asked", "longest query, ms: quiet", "snapshot", "compacting"),
 )
@@ -221,6 +230,8 @@ def measure(kind: str, count: int, work: Path) -> dict[str, Any]:
         before, began = resident(), time.perf_counter()
         writes = [write(store, number, make()) for number, make in enumerate(blocks)]
         built = time.perf_counter() - began
+        store.find("kb").wait_until_agreed()  # a training, aside
+        trained = time.perf_counter() - began - built
         gc.collect()
         memory = resident() - before
     disk = size_of(work)
@@ -248,6 +259,7 @@ def measure(kind: str, count: int, work: Path) -> dict[str, Any]:
         "kind": kind,
         "passages": count,
         "built_seconds": built,
+        "trained_seconds": trained,
         "written_a_second": count / sum(writes),
         "longest_write": max(writes),
         "memory_mib": memory,
@@ -273,6 +285,7 @@ def render(table: ResultTable) -> str:
             f"{row['passages']:,}",
             f"{row['written_a_second']:,.0f}",
             f"{row['longest_write']:.1f}",
+            f"{row['trained_seconds']:.1f}" if "trained_seconds" in row else "–",
             f"{row['memory_mib']:,.0f}",
             f"{row['disk_kb']:.1f}",
             *(f"{one['recall']:.3f}" for one in (ours, own)),
