@@ -280,7 +280,7 @@ class VectorIndex:
             with self._writing():
                 self._fill(fresh, self._connection)
                 fresh.discard(np.intersect1d(fresh.rows(), self._discarded).tolist())
-                _check_count(self._connection, fresh)
+                _check_count(fresh, passages.count(self._connection)[1])
                 with self.write_lock():
                     self.cache = fresh
                 self._maker, self._failed_at = None, 0
@@ -352,18 +352,16 @@ def restore(
 def build(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
     """Fill a new cache with every vector that SQLite holds: a flat one, if another takes long."""
     _, expected = passages.count(connection)
-    if spec.kind == "hnsw" and expected > _BUILT_AT_ONCE:
-        cache = VectorCache.standing_in(spec.kind, spec.metric, spec.dims, spec.options or {})
-    else:
-        cache = VectorCache(spec.kind, spec.metric, spec.dims, spec.options or {})
+    later = spec.kind == "hnsw" and expected > _BUILT_AT_ONCE
+    make = VectorCache.standing_in if later else VectorCache
+    cache = make(spec.kind, spec.metric, spec.dims, spec.options)
     for rows, vectors in passages.vector_blocks(connection, spec.dims):
         cache.add(rows, vectors)
-    _check_count(connection, cache)
+    _check_count(cache, expected)
     return cache
 
 
-def _check_count(connection: sqlite3.Connection, cache: VectorCache) -> None:
-    _, expected = passages.count(connection)
+def _check_count(cache: VectorCache, expected: int) -> None:
     if cache.live != expected:
         raise StorageError(
             f"The index is corrupt: it has {expected} passages, but {cache.live} vectors."
@@ -372,7 +370,7 @@ def _check_count(connection: sqlite3.Connection, cache: VectorCache) -> None:
 
 def begin_cache(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
     """Return an empty cache of the index's kind, trained where that is due."""
-    cache = VectorCache(spec.kind, spec.metric, spec.dims, spec.options or {})
+    cache = VectorCache(spec.kind, spec.metric, spec.dims, spec.options)
     _, expected = passages.count(connection)
     if cache.trains_at is not None and expected >= cache.trains_at:
         return _train(connection, spec, expected)

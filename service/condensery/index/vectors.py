@@ -112,11 +112,10 @@ class VectorCache:
         return cls(kind, metric, dims, options, faiss.IndexIDMap(index))
 
     @classmethod
-    def standing_in(cls, kind: str, metric: str, dims: int, options: Options) -> Self:
+    def standing_in(cls, kind: str, metric: str, dims: int, options: Options | None = None) -> Self:
         """Return an empty flat cache for an index of any kind: filled at once, searched whole."""
-        return cls(
-            kind, metric, dims, options, faiss.IndexIDMap(faiss.IndexFlat(dims, METRICS[metric]))
-        )
+        flat = faiss.IndexIDMap(faiss.IndexFlat(dims, METRICS[metric]))
+        return cls(kind, metric, dims, options, flat)
 
     @property
     def searched_as(self) -> str:
