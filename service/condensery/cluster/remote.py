@@ -192,13 +192,10 @@ def _count(texts: Sequence[Input]) -> int:
     return characters // TYPICAL_CHARACTERS_PER_TOKEN + 2 * len(texts)
 
 
-class _RemoteModel:
-    """What encoders and classifiers that run elsewhere have in common."""
+class _Elsewhere:
+    """What models and halves of pairs that run elsewhere have in common."""
 
-    parts: Sequence[Any] = ()
-
-    def __init__(self, remote: Remote, info: ModelInfo) -> None:
-        self.info = info
+    def __init__(self, remote: Remote) -> None:
         self.remote = remote
 
     @property
@@ -209,6 +206,16 @@ class _RemoteModel:
     def close(self) -> None:
         """Refuse new calls; those under way are finished."""
         self.remote.close()
+
+
+class _RemoteModel(_Elsewhere):
+    """What encoders and classifiers that run elsewhere have in common."""
+
+    parts: Sequence[Any] = ()
+
+    def __init__(self, remote: Remote, info: ModelInfo) -> None:
+        super().__init__(remote)
+        self.info = info
 
 
 class RemoteEncoder(_RemoteModel):
@@ -305,11 +312,8 @@ class RemoteClassifier(_RemoteModel):
         await self.classify(["a"])
 
 
-class RemoteCompressor:
+class RemoteCompressor(_Elsewhere):
     """A pair's compressor that runs elsewhere: windows there, memory vectors back."""
-
-    def __init__(self, remote: Remote) -> None:
-        self._remote = remote
 
     async def compress(
         self, passages: Sequence[Sequence[PassageWindow]]
@@ -317,34 +321,25 @@ class RemoteCompressor:
         """Compress each passage, as ``Compressor.compress``; raises so, and as ``Remote.call``."""
         windows = [list(windows) for windows in passages]
         tokens = sum(len(window.ids) for own in windows for window in own)
-        compressed: list[CompressedPassage | CondenseryError] = await self._remote.call(
+        compressed: list[CompressedPassage | CondenseryError] = await self.remote.call(
             "compress", windows, tokens=tokens
         )
         return compressed
 
     def expected_seconds(self, tokens: int) -> float:
         """Return about how many seconds so many tokens take, as its replicas measured."""
-        return self._remote.rates.compressing(tokens)
-
-    @property
-    def busy(self) -> bool:
-        """Whether calls are under way."""
-        return self._remote.busy
-
-    def close(self) -> None:
-        """Refuse new passages."""
-        self._remote.close()
+        return self.remote.rates.compressing(tokens)
 
 
-class RemoteGenerator:
+class RemoteGenerator(_Elsewhere):
     """A pair's generator that runs elsewhere: a prompt there, tokens back one at a time."""
 
     writer: None = None
     unready: None = None
 
     def __init__(self, remote: Remote, bounds: GeneratorBounds) -> None:
+        super().__init__(remote)
         self.bounds = bounds
-        self._remote = remote
 
     async def start(self) -> bool:
         """Return True: its replicas are there before it is."""
@@ -359,7 +354,7 @@ class RemoteGenerator:
 
     def expected_seconds(self, positions: int) -> float:
         """Return about how many seconds a prompt takes, as its replicas measured."""
-        return self._remote.rates.prompting(positions)
+        return self.remote.rates.prompting(positions)
 
     async def generate(
         self,
@@ -381,7 +376,7 @@ class RemoteGenerator:
             else list(part)
             for part in prompt
         ]
-        answer = self._remote.stream(
+        answer = self.remote.stream(
             "generate",
             parts,
             max_tokens=max_tokens,
@@ -393,15 +388,6 @@ class RemoteGenerator:
         async with aclosing(answer) as tokens:
             async for token in tokens:
                 yield token
-
-    @property
-    def busy(self) -> bool:
-        """Whether answers are under way."""
-        return self._remote.busy
-
-    def close(self) -> None:
-        """Refuse new answers."""
-        self._remote.close()
 
 
 class RemotePair(OscarModel):
