@@ -189,10 +189,68 @@ def draw_soak(report: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
+def draw_index_size(report: Mapping[str, Any]) -> Figure | None:
+    """Draw indexes by kind and size: a query, writing, starting, and the longest query."""
+    rows = list(report["rows"].values())
+    figure = new_figure(12, 8)
+    groups = [f"{row['kind']}\n{row['passages']:,}" for row in rows]
+    panels: tuple[tuple[str, bool, Mapping[str, Callable[[Any], float | None]]], ...] = (
+        (
+            "a query, p50, ms (logarithmic)",
+            True,
+            {
+                name: lambda row, key=key: row["found"][key]["p50_ms"]
+                for name, key in ((OURS, "ours"), ("FAISS", "faiss"))
+            },
+        ),
+        (
+            "passages written a second",
+            False,
+            {
+                OURS: lambda row: row["written_a_second"],
+                f"{OURS}, while asked": lambda row: row["asked_written_a_second"],
+            },
+        ),
+        (
+            "opened, until the first hits, s",
+            False,
+            {
+                OURS: lambda row: row["start_seconds"],
+                f"{OURS}, after a boot": lambda row: row["boot_seconds"],
+            },
+        ),
+        (
+            "the longest query, ms (logarithmic)",
+            True,
+            {
+                f"{OURS}, {what}": lambda row, key=key: row[key]
+                for what, key in (
+                    ("quiet", "quiet_ms"),
+                    ("snapshot", "snapshot_ms"),
+                    ("compacting", "compacting_ms"),
+                )
+            },
+        ),
+    )
+    for place, (unit, log, contenders) in enumerate(panels):
+        axes = figure.add_subplot(2, 2, place + 1)
+        values = {name: [_point(read(row)) for row in rows] for name, read in contenders.items()}
+        bars(axes, groups, values, unit=unit, log=log)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.legend(fontsize=7, frameon=False)
+    figure.suptitle(f"Indexes at size\n{tell_machine(report['runs'][-1])}", fontsize=10)
+    return figure
+
+
+def _point(value: float | None) -> tuple[float, float, float] | None:
+    return None if value is None else (value, value, value)
+
+
 DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure | None]] = {
     "encode": draw_encode,
     "service": draw_service,
     "generate": draw_generate,
+    "index_size": draw_index_size,
     "soak": draw_soak,
 }
 

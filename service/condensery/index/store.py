@@ -383,4 +383,5 @@ class IndexStore:
         if self._metrics is not None and self.serves(index):
             info = index.info
             self._metrics.index_passages.labels(info.name, info.encoder).set(info.passages)
-            self._metrics.index_cache_behind.labels(info.name).set(index.cache_behind)
+            behind = self._metrics.index_cache_behind.labels(info.name)
+            behind.set_function(lambda: index.cache_behind)  # saving ends after the write

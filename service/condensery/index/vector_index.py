@@ -1,14 +1,19 @@
 """The FAISS cache of an open index: searched by many at once, changed by one, saved at times.
 
 At a start it is loaded as it was saved and brought in line with SQLite, or built from SQLite. What
-takes long, training and building a graph, is done aside: the cache that there is, or a flat one in
-its place, answers and is written to until the new one is ready.
+takes long is done aside, in threads:
+
+- training, and building a graph: the cache that there is, or a flat one in its place, answers and
+  is written to until the new one is ready;
+- saving: a write takes note of what there is, and goes on;
+- reading many vectors at a start: they are searched in their file until they are in memory, which
+  the first write waits for.
 """
 
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +22,10 @@ import numpy as np
 
 from condensery.errors import CondenseryError, IndexClosed, StorageError
 from condensery.index import kinds, passages, selecting
+from condensery.index.cache_file import CacheUnusable
 from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
-from condensery.index.vectors import CacheUnusable, VectorCache
+from condensery.index.vectors import Cut, VectorCache
 from condensery.values import Floats, IndexSpec
 
 # Called with an event's name and its fields.
@@ -29,10 +35,15 @@ Report = Callable[..., None]
 # there may be more.
 Search = Callable[[Floats, int], tuple[list[int], list[float], bool]]
 
+# Rows, and their vectors.
+Block = tuple[Rows, Floats]
+
 # Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
 _ADD_BLOCK = 64
 # Of how many passages a graph is built before an index is opened: some seconds of work.
 _BUILT_AT_ONCE = 5_000
+# Bytes of a cache file over which its vectors are searched in it while they are read.
+_READ_AT_ONCE = 256 * 2**20
 # After a failure a cache is not made anew before the index has grown by so much.
 _GROWN = 1.1
 
@@ -102,7 +113,6 @@ class VectorIndex:
     Attributes:
         cache: The vectors.
         saved: Number of the write that the file holds; 0 without a file.
-        behind: Passages changed since the file was written.
 
     Raises:
         StorageError: SQLite's own content contradicts itself.
@@ -123,7 +133,10 @@ class VectorIndex:
         self._open_reader = open_reader
         self._writing = writing
         self._closed = threading.Event()
+        self._given_up = threading.Event()  # saving, by whoever wants to save or close now
         self._maker: threading.Thread | None = None  # of a new cache, aside
+        self._saver: threading.Thread | None = None
+        self._owner: threading.Thread | None = None  # brings mapped vectors into memory
         self._discarded: list[int] = []  # rows, since it began
         self._failed_at = 0  # passages that there were when it last failed
         self._spec = spec
@@ -135,8 +148,11 @@ class VectorIndex:
         restored = restore(connection, spec, file, report)
         self.cache = restored.cache
         self.saved = restored.saved
-        self.behind = restored.unsaved
-        self._unsaved = restored.unsaved  # passages changed since it was written, or that was tried
+        # passages changed, and how many of them the file has; saving was last tried at so many
+        self._changes, self._changes_saved, self._changes_tried = restored.unsaved, 0, 0
+        if self.cache.mapped:
+            self._owner = threading.Thread(target=self._own_aside, name="index-own", daemon=True)
+            self._owner.start()
         if self.cache.needs_training:
             self._begin_anew()
 
@@ -145,6 +161,11 @@ class VectorIndex:
         """How it is searched, and what it has too much."""
         cache = self.cache
         return VectorStatus(cache.searched_as, cache.trains_at, cache.tombstones)
+
+    @property
+    def behind(self) -> int:
+        """Passages changed since the file was written."""
+        return self._changes - self._changes_saved
 
     def read_lock(self) -> AbstractContextManager[None]:
         """Keep every change out, but no other search."""
@@ -185,7 +206,12 @@ class VectorIndex:
         return self.cache.last_row
 
     def add(self, rows: Rows, vectors: Floats) -> None:
-        """Add vectors, a few at a time: queries go between."""
+        """Add vectors, a few at a time: queries go between.
+
+        Raises:
+            StorageError: Those that there are can't be brought into memory.
+        """
+        self._have_in_memory()
         for start in range(0, len(rows), _ADD_BLOCK):
             block = slice(start, start + _ADD_BLOCK)
             with self.write_lock():
@@ -205,45 +231,42 @@ class VectorIndex:
         """
         self._discard(removed)
         self._written = stamp
-        self._unsaved += added + len(removed)
-        self.behind += added + len(removed)
+        self._changes += added + len(removed)
         try:
             if self.cache.needs_training:
                 self._begin_anew()
             elif self.cache.needs_compaction:
                 self._compact()
-            if self._unsaved >= max(self._save_every, self.cache.live // 4):
-                self.save()
+            if self._changes - self._changes_tried >= max(self._save_every, self.cache.live // 4):
+                self._begin_save()
         except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
             self._report("index_cache_upkeep_failed", reason=str(error))
 
     def save(self) -> None:
-        """Write the file, if anything has changed; a disk that refuses is reported, no more."""
-        if not self._unsaved:
-            return
-        try:
-            if self.cache.searched_as == "flat":
-                self._compact()
-            self.cache.save(self._file, self._written)
-        except (OSError, MemoryError, RuntimeError) as error:
-            self._report("index_cache_not_saved", reason=str(error))
-        else:
-            self.saved = self._written.sequence
-            self.behind = 0
-        self._unsaved = 0  # also after a failure: try again after as many changes, not at each
+        """Write the file now, if anything has changed; a disk that refuses is reported, no more."""
+        self._give_up_saving()
+        if self.behind and not self.cache.mapped:
+            self._save(self.cache, self.cache.cut(self._written), self._changes)
 
     def close(self) -> None:
-        """Let a cache that is being made aside go; ``save`` was called, or is not wanted."""
+        """Let what is being done aside go; ``save`` was called, or is not wanted.
+
+        The file is not touched any more on return: its place may be another index's then.
+        """
         self._closed.set()
+        self._give_up_saving()
+        if self._owner is not None:
+            self._owner.join()
 
     def wait_until_agreed(self, seconds: float | None = None) -> None:
-        """Wait for a cache that is being made aside, for so many seconds at most.
+        """Wait for what is being done aside, for so many seconds at most each.
 
         It agrees with SQLite from the start: what was there before answers until then.
         """
-        maker = self._maker
-        if maker is not None:
-            maker.join(seconds)
+        for name in ("_owner", "_maker", "_saver"):  # a maker saves at its end
+            thread = getattr(self, name)
+            if thread is not None:
+                thread.join(seconds)
 
     def _discard(self, rows: Sequence[int]) -> None:
         if rows:
@@ -255,11 +278,104 @@ class VectorIndex:
     def _compact(self) -> None:
         if self.cache.searched_as != "flat":
             self._begin_anew()
-        elif self.cache.tombstones:
+        else:
+            self._have_in_memory()
             # beside the old one: moving what follows a tombstone would keep queries out as long
             fresh = self.cache.compacted()
             with self.write_lock():
                 self.cache = fresh
+
+    # The file, aside
+
+    def _begin_save(self) -> None:
+        """Save in a thread what there is now; the caller lets nobody write meanwhile.
+
+        Vectors that are mapped are not written back: nobody has looked yet whether they are right.
+        """
+        if (self._saver is not None and self._saver.is_alive()) or self.cache.mapped:
+            return
+        self._changes_tried = self._changes
+        cut = self.cache.cut(self._written)
+        self._saver = threading.Thread(
+            target=self._save,
+            args=(self.cache, cut, self._changes),
+            name="index-save",
+            daemon=True,
+        )
+        self._saver.start()
+
+    def _save(self, cache: VectorCache, cut: Cut, changes: int) -> None:
+        try:
+            cache.save(self._file, cut, self._lock_for_saving)
+        except IndexClosed:
+            return
+        except (OSError, MemoryError, RuntimeError) as error:
+            self._report("index_cache_not_saved", reason=str(error))
+        else:
+            self.saved, self._changes_saved = cut.stamp.sequence, changes
+
+    def _lock_for_saving(self) -> AbstractContextManager[None]:
+        if self._given_up.is_set():
+            raise IndexClosed("What is to be saved is no longer this.")
+        return self.read_lock()
+
+    def _give_up_saving(self) -> None:
+        """Return when no thread writes the file."""
+        if self._saver is not None:
+            self._given_up.set()
+            self._saver.join()
+            self._given_up.clear()
+
+    # Vectors that are mapped
+
+    def _own_aside(self) -> None:
+        with contextlib.suppress(IndexClosed, CondenseryError):  # the first write tries again
+            self._own()
+
+    def _own(self) -> None:
+        """Bring mapped vectors into memory; from SQLite, if the file is damaged.
+
+        Raises:
+            IndexClosed: The index was closed meanwhile.
+            StorageError: Neither can be read, or there is no room.
+        """
+        cache = self.cache
+        try:
+            try:
+                vectors = cache.in_memory(self._check_open)
+            except CacheUnusable as error:
+                self._report("index_cache_rebuilt", reason=str(error), passages=cache.live)
+                self._check_open()
+                # never mapped again
+                with contextlib.suppress(OSError):
+                    self._file.unlink(missing_ok=True)
+                self.saved = 0
+                self._changes_saved = self._changes_tried = -cache.live
+                with closing(self._open_reader()) as reader:
+                    blocks = passages.vectors_after(reader, self._spec.dims, 0)
+                    vectors = cache.read_anew(self._while_open(blocks))
+        except (sqlite3.Error, MemoryError, RuntimeError) as error:
+            message = f"The index's vectors can't be brought into memory: {error}."
+            raise StorageError(message) from error
+        with self.write_lock():
+            cache.take(vectors)
+
+    def _have_in_memory(self) -> None:
+        """Wait until vectors can be added."""
+        if self._owner is not None:
+            self._owner.join()
+            self._owner = None
+        if self.cache.mapped:
+            self._own()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise IndexClosed("The index was closed.")
+
+    def _while_open(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        for block in blocks:
+            self._check_open()
+            yield block
 
     # A cache made anew, aside
 
@@ -284,8 +400,8 @@ class VectorIndex:
                 with self.write_lock():
                     self.cache = fresh
                 self._maker, self._failed_at = None, 0
-                self._unsaved = max(self._unsaved, 1)
-                self.save()
+                self._changes += 1  # the file has the old one
+                self._begin_save()
         except IndexClosed:
             return
         except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
@@ -301,8 +417,7 @@ class VectorIndex:
         """
         for rows, vectors in passages.vectors_after(connection, self._spec.dims, fresh.last_row):
             for start in range(0, len(rows), _ADD_BLOCK):
-                if self._closed.is_set():
-                    raise IndexClosed("The index was closed.")
+                self._check_open()
                 block = slice(start, start + _ADD_BLOCK)
                 fresh.add(rows[block], vectors[block])
 
@@ -329,10 +444,15 @@ def restore(
         StorageError: SQLite's own content contradicts itself.
         sqlite3.Error: SQLite can't be read.
     """
+    now = passages.latest_write(connection)
     try:
         cache, stamp = VectorCache.load(path, spec.kind, spec.metric, spec.dims, spec.options)
         if not passages.knows_write(connection, stamp):
             raise CacheUnusable("of another history of this index")
+        if cache.mapped and path.stat().st_size <= _READ_AT_ONCE:
+            cache.take(cache.in_memory(_go_on))
+        if stamp == now and cache.live == passages.count(connection)[1]:
+            return Restored(cache, saved=stamp.sequence, unsaved=0)
         added, removed = _catch_up(connection, spec, cache)
     except CacheUnusable as error:
         cache = build(connection, spec)
@@ -342,7 +462,6 @@ def restore(
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         return Restored(cache, saved=0, unsaved=cache.live)
-    now = passages.latest_write(connection)
     if stamp != now:
         writes = now.sequence - stamp.sequence
         report("index_cache_caught_up", writes=writes, added=added, removed=removed)
@@ -388,18 +507,23 @@ def _train(connection: sqlite3.Connection, spec: IndexSpec, count: int) -> Vecto
     return VectorCache.trained(spec.kind, spec.metric, spec.dims, options, count, sample)
 
 
+def _go_on() -> None:
+    """Nobody closes an index that is being opened."""
+
+
 def _catch_up(
     connection: sqlite3.Connection, spec: IndexSpec, cache: VectorCache
 ) -> tuple[int, int]:
     """Add what SQLite has more, bury what it has no more; returns how many of each.
 
-    By row ids, which never name a second passage. An HNSW cache carries old tombstones, so that
-    it may bury some although nothing was written since.
+    By row ids, which never name a second passage.
     """
     cached, stored = cache.rows(), passages.passage_rows(connection)
-    missing, extra = np.setdiff1d(stored, cached), np.setdiff1d(cached, stored)
+    missing, extra = np.setdiff1d(stored, cached), np.setdiff1d(cache.living(), stored)
     if (np.diff(np.concatenate([cached, missing])) <= 0).any():
         raise CacheUnusable("holds a row twice, or out of order")
+    if len(missing) and cache.mapped:
+        cache.take(cache.in_memory(_go_on))
     for rows, vectors in passages.vector_blocks(connection, spec.dims, missing):
         cache.add(rows, vectors)
     cache.discard(extra.tolist())

@@ -1,11 +1,10 @@
 """The FAISS cache of an index's vectors: fast to search, safe to lose."""
 
-import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,22 +12,21 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from condensery.index import kinds
+from condensery.index import cache_file, kinds
+from condensery.index.cache_file import METRICS, CacheUnusable
 from condensery.index.kinds import Options
 from condensery.index.passages import Rows, Stamp
+from condensery.index.places import Places
 from condensery.values import Floats
 
-METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
-FORMAT = 1
-_HEADER_BYTES = 4096
 # With so few rows allowed that their square is under this many times all rows, to score them one by
 # one is faster than to walk the graph, as far as the walk must go to meet enough of them.
 FEW_FACTOR = 1000
 # Share of tombstones past which the cache is compacted, and the number under which it never is.
 MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
-# Vectors copied at once when a flat cache is compacted.
-_COPIED = 10_000
+# Vectors copied at once: 6 MB at 384 dimensions.
+_COPIED = 4096
 
 
 @contextmanager
@@ -46,37 +44,32 @@ def _one_thread() -> Iterator[None]:
         faiss.omp_set_num_threads(before)
 
 
-class CacheUnusable(Exception):
-    """A cache file can't serve; the message says why. Never leaves the index layer."""
-
-
 @dataclass(frozen=True, slots=True)
-class Header:
-    """First line of a cache file, as JSON. ``checksum`` is the CRC-32 of what follows it."""
+class Cut:
+    """What a cache holds at one moment, but for the vectors, of which none ever changes."""
 
-    format: int
-    faiss: str
-    kind: str
-    metric: str
-    dims: int
-    sequence: int
-    stamp: int
-    size: int
-    checksum: int
+    stamp: Stamp
+    rows: Rows
+    dead: Rows
+    structure: NDArray[np.uint8]
 
 
 class VectorCache:
     """Vectors under row ids. The caller keeps changes away from searches (``ReadWriteLock``).
 
-    Removed rows become tombstones that searches pass over: FAISS can't take a node out of an
-    HNSW graph, and takes one out of a flat index by moving all that follow.
+    FAISS numbers what it holds from 0 on; ``Places`` says which row stands where. Removed rows
+    become tombstones that searches pass over: FAISS can't take a node out of an HNSW graph, and
+    takes one out of a flat index by moving all that follow.
 
     Args:
         kind: One of ``kinds.KINDS``.
         metric: ``ip`` or ``l2``.
         dims: Features of a vector.
         options: The kind's, those that were set.
-        index: What FAISS holds; None begins with nothing.
+        index: What FAISS holds, with nothing in it; None for the kind's own.
+
+    Attributes:
+        mapped: Whether its vectors are in a file: to be searched, but nothing can be added.
     """
 
     def __init__(
@@ -85,22 +78,24 @@ class VectorCache:
         metric: str,
         dims: int,
         options: Options | None = None,
-        index: faiss.IndexIDMap | None = None,
+        index: Any = None,
     ) -> None:
         self.kind = kind
         self.metric = metric
         self.dims = dims
         self._options = options or {}
         if index is None:
-            index = faiss.IndexIDMap(make_untrained(kind, metric, dims, self._options))
+            index = make_untrained(kind, metric, dims, self._options)
         self._index = index
-        self._dead: set[int] = set()
-        self._alive_only: Any = None  # the FAISS selector, made when tombstones come
+        self._vectors = _vectors_under(index)
+        self._places = Places()
+        self.mapped = False
+        self._vectors_checksum = 0  # of a mapped one
 
     @property
     def live(self) -> int:
         """Rows that a search can return."""
-        return int(self._index.ntotal) - len(self._dead)
+        return len(self._places) - self._places.tombstones
 
     @classmethod
     def trained(
@@ -109,29 +104,27 @@ class VectorCache:
         """Return an empty IVF-PQ cache for ``rows`` vectors, trained on a sample of them."""
         with _one_thread():
             index = train(metric, dims, options, rows, sample)
-        return cls(kind, metric, dims, options, faiss.IndexIDMap(index))
+        return cls(kind, metric, dims, options, index)
 
     @classmethod
     def standing_in(cls, kind: str, metric: str, dims: int, options: Options | None = None) -> Self:
         """Return an empty flat cache for an index of any kind: filled at once, searched whole."""
-        flat = faiss.IndexIDMap(faiss.IndexFlat(dims, METRICS[metric]))
-        return cls(kind, metric, dims, options, flat)
+        return cls(kind, metric, dims, options, faiss.IndexFlat(dims, METRICS[metric]))
 
     @property
     def searched_as(self) -> str:
         """The kind, or ``flat`` of one whose graph or training is to come."""
-        held = faiss.downcast_index(self._index.index)
-        return "flat" if isinstance(held, faiss.IndexFlat) else self.kind
+        return "flat" if self._index is self._vectors else self.kind
 
     @property
     def approximates(self) -> bool:
         """Whether scores are those of codes, not of vectors."""
-        return self._cells is not None
+        return self._vectors is None
 
     @property
     def tombstones(self) -> int:
         """Rows that are held, and returned by no search."""
-        return len(self._dead)
+        return self._places.tombstones
 
     @property
     def trains_at(self) -> int | None:
@@ -142,8 +135,8 @@ class VectorCache:
     @property
     def needs_compaction(self) -> bool:
         """Whether tombstones make up so much of the cache that searches suffer."""
-        dead = len(self._dead)
-        return dead >= MIN_DEAD and dead > MAX_DEAD_SHARE * self._index.ntotal
+        dead = self.tombstones
+        return dead >= MIN_DEAD and dead > MAX_DEAD_SHARE * len(self._places)
 
     @property
     def needs_training(self) -> bool:
@@ -152,52 +145,43 @@ class VectorCache:
             return self.live >= self.trains_at
         if self.searched_as != self.kind:
             return True
-        cells = self._cells
-        if cells is None or "nlist" in self._options:
+        if not self.approximates or "nlist" in self._options:
             return False
-        return kinds.cells_for(self.live) >= 2 * int(cells.nlist)
-
-    @property
-    def _cells(self) -> Any:
-        """The IVF index under the ids; None if there is none."""
-        if self.kind != "ivf_pq":
-            return None
-        index = faiss.downcast_index(self._index.index)
-        return index if isinstance(index, faiss.IndexIVFPQ) else None
+        return kinds.cells_for(self.live) >= 2 * int(self._index.nlist)
 
     def rows(self) -> Rows:
         """Return every row, tombstones included, in the order they were added."""
-        ids: Rows = faiss.vector_to_array(self._index.id_map)
-        return ids
+        return self._places.rows
+
+    def living(self) -> Rows:
+        """Return the rows that are no tombstones, ascending."""
+        return self._places.living()
 
     @property
     def last_row(self) -> int:
         """The highest row there is, tombstones included; 0 if there is none."""
-        rows = self.rows()
-        return int(rows[-1]) if len(rows) else 0
+        return self._places.last
 
     def add(self, rows: Rows, vectors: Floats) -> None:
-        """Add vectors (rows, dims) under new row ids."""
+        """Add vectors (rows, dims) under new row ids, to what is not ``mapped``."""
         with _one_thread():
-            self._index.add_with_ids(np.ascontiguousarray(vectors), rows)
+            self._index.add(np.ascontiguousarray(vectors))
+        self._places.append(rows)
 
     def discard(self, rows: Iterable[int]) -> None:
         """Make tombstones of rows that are there."""
-        self._dead.update(rows)
-        dead = faiss.IDSelectorBatch(self._dead_rows())
-        self._alive_only = faiss.IDSelectorNot(dead) if self._dead else None
+        self._places.bury(np.fromiter(rows, dtype=np.int64))
 
     def compacted(self) -> "VectorCache":
         """Return a flat cache of the living rows alone; this one stays as it is."""
         fresh = VectorCache.standing_in(self.kind, self.metric, self.dims, self._options)
-        held = faiss.downcast_index(self._index.index)
-        rows = self.rows()
-        vectors = faiss.rev_swig_ptr(held.get_xb(), held.ntotal * self.dims)
-        vectors = vectors.reshape(held.ntotal, self.dims)
-        living = np.flatnonzero(~np.isin(rows, self._dead_rows()))
+        living = np.flatnonzero(self._places.alive())
+        target, source = _make_room(fresh._vectors, len(living), self.dims), self._matrix()
         for start in range(0, len(living), _COPIED):
-            block = living[start : start + _COPIED]
-            fresh.add(rows[block], vectors[block])
+            block = slice(start, start + _COPIED)
+            target[block] = source[living[block]]
+        fresh._vectors.ntotal = len(living)
+        fresh._places.append(self.rows()[living])
         return fresh
 
     @_one_thread()
@@ -222,85 +206,152 @@ class VectorCache:
             return self._score(vector, k, allowed)
         if self.approximates:
             return self._look_into_cells(vector, k, allowed)
-        # under the ids there are places, which a bitmap can select by
-        index = self._index if allowed is None else faiss.downcast_index(self._index.index)
-        scores, ids = index.search(vector[None, :], k, params=self._parameters(k, allowed))
-        there = ids[0] >= 0
+        scores, places = self._index.search(vector[None, :], k, params=self._parameters(k, allowed))
+        there = places[0] >= 0
         if self.searched_as == "hnsw" and there.sum() < k:
             # what may not be found can hide the rest from a greedy walk
-            return self._score(vector, k, self._living() if allowed is None else allowed)
-        return self._named(ids[0][there], scores[0][there], by_place=allowed is not None)
+            return self._score(vector, k, self._places.living() if allowed is None else allowed)
+        return self._named(places[0][there], scores[0][there])
 
-    def save(self, path: Path, stamp: Stamp) -> None:
-        """Write the cache aside and rename it into place. Not synced: the file may be lost."""
-        payload: NDArray[np.uint8] = faiss.serialize_index(self._index)
-        header = Header(
-            format=FORMAT,
-            faiss=faiss.__version__,
+    # The file
+
+    def cut(self, stamp: Stamp) -> Cut:
+        """Return what is to be saved of it as it is, while nobody changes it."""
+        if self.searched_as == "flat":
+            structure = np.empty(0, np.uint8)
+        else:
+            structure = faiss.serialize_index(self._index, faiss.IO_FLAG_SKIP_STORAGE)
+        return Cut(stamp, self.rows(), self._places.dead(), structure)
+
+    def save(
+        self, path: Path, cut: Cut, read_lock: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Write the file of what it was at a moment, which may be over: rows may have been added.
+
+        Args:
+            path: Of the file.
+            cut: The moment's.
+            read_lock: Taken for a few milliseconds at a time: an addition may move all vectors. It
+                may raise, to give up.
+
+        Raises:
+            OSError: The disk refused; what ``read_lock`` raises.
+        """
+        cache_file.write(
+            path,
             kind=self.kind,
             metric=self.metric,
             dims=self.dims,
-            sequence=stamp.sequence,
-            stamp=stamp.value,
-            size=payload.nbytes,
-            checksum=zlib.crc32(payload.data),
+            stamp=cut.stamp,
+            parts=(cut.rows, cut.dead, cut.structure),
+            vectors=None if self.approximates else self._blocks(len(cut.rows), read_lock),
         )
-        aside = path.with_suffix(".new")
-        try:
-            with aside.open("wb") as file:
-                file.write(json.dumps(asdict(header)).encode() + b"\n")
-                file.write(payload.data)
-            aside.replace(path)
-        except OSError:
-            aside.unlink(missing_ok=True)
-            raise
 
     @classmethod
     def load(
         cls, path: Path, kind: str, metric: str, dims: int, options: Options | None = None
     ) -> tuple[Self, Stamp]:
-        """Read a cache file, and the stamp of the state it holds.
+        """Read a cache file, and the stamp of the state it holds; its vectors stay ``mapped``.
 
         Raises:
             CacheUnusable: It is missing, damaged, or of another index or format.
         """
+        file = cache_file.read(path, kind, metric, dims)
         try:
-            with path.open("rb") as file:
-                header = Header(**json.loads(file.readline(_HEADER_BYTES)))
-                body = file.read()
-        except FileNotFoundError as error:
-            raise CacheUnusable("missing") from error
-        except OSError as error:
-            raise CacheUnusable(f"unreadable: {error.strerror}") from error
-        except (ValueError, TypeError) as error:
-            raise CacheUnusable("no header") from error
-        if (header.format, header.kind, header.metric, header.dims) != (FORMAT, kind, metric, dims):
-            raise CacheUnusable("of another format or another index")
-        # before FAISS sees it: a damaged size makes it ask for any amount of memory
-        if header.size != len(body) or header.checksum != zlib.crc32(body):
-            raise CacheUnusable("damaged")
-        try:
-            index = faiss.deserialize_index(np.frombuffer(body, dtype=np.uint8))
+            index = faiss.deserialize_index(file.structure) if len(file.structure) else file.vectors
         except RuntimeError as error:
             raise CacheUnusable(f"refused by FAISS {faiss.__version__}") from error
-        if not isinstance(index, faiss.IndexIDMap) or index.d != dims:
+        rows = len(file.rows)
+        if index is None or (index.d, index.ntotal) != (dims, rows) or len(file.dead) > rows:
             raise CacheUnusable("not what its header says")
-        return cls(kind, metric, dims, options, index), Stamp(header.sequence, header.stamp)
+        cache = cls(kind, metric, dims, options, index)
+        cache._places.append(file.rows)
+        cache._places.bury(file.dead)
+        if file.vectors is not None:
+            cache._put(file.vectors)
+            cache.mapped, cache._vectors_checksum = True, file.vectors_checksum
+        return cache, file.stamp
+
+    def in_memory(self, go_on: Callable[[], None]) -> Any:
+        """Return what ``take`` takes: a copy of vectors that are mapped, whose checksum is right.
+
+        Args:
+            go_on: Called between blocks; it may raise, to give up.
+
+        Raises:
+            CacheUnusable: It is not right: the file is damaged.
+        """
+        fresh = faiss.IndexFlat(self.dims, METRICS[self.metric])
+        source = self._matrix()
+        target, checksum = _make_room(fresh, len(source), self.dims), 0
+        for start in range(0, len(source), _COPIED):
+            go_on()
+            block = slice(start, start + _COPIED)
+            target[block] = source[block]
+            checksum = zlib.crc32(target[block].data, checksum)
+        if checksum != self._vectors_checksum:
+            raise CacheUnusable("damaged")
+        fresh.ntotal = len(source)
+        return fresh
+
+    def read_anew(self, blocks: Iterable[tuple[Rows, Floats]]) -> Any:
+        """Return what ``take`` takes, of vectors that are read elsewhere.
+
+        Args:
+            blocks: (rows, vectors) in any order; of rows that are not there, tombstones' among
+                them, nothing is taken.
+        """
+        fresh = faiss.IndexFlat(self.dims, METRICS[self.metric])
+        target = _make_room(fresh, len(self._places), self.dims)
+        for rows, vectors in blocks:
+            there = np.isin(rows, self.rows())
+            target[self._places.of(rows[there])] = vectors[there]
+        fresh.ntotal = len(target)
+        return fresh
+
+    def take(self, vectors: Any) -> None:
+        """Go on with vectors in memory, the same at the same places, instead of mapped ones."""
+        self._put(vectors)
+        self.mapped = False
+
+    def _put(self, vectors: Any) -> None:
+        if self.searched_as == "flat":
+            self._index = vectors
+        else:
+            self._index.storage = vectors
+            self._index.own_fields = False
+        self._vectors = vectors
+
+    def _matrix(self) -> Floats:
+        """Return the vectors by their places, (count, dims), where they are at the moment."""
+        held = self._vectors
+        numbers: Floats = faiss.rev_swig_ptr(held.get_xb(), held.ntotal * self.dims)
+        return numbers.reshape(held.ntotal, self.dims)
+
+    def _blocks(
+        self, count: int, read_lock: Callable[[], AbstractContextManager[None]]
+    ) -> Iterator[Floats]:
+        for start in range(0, count, _COPIED):
+            with read_lock():
+                block = self._matrix()[start : min(start + _COPIED, count)].copy()
+            yield block
+
+    # Searching
 
     def _is_few(self, rows: int) -> bool:
         """Whether so many rows are scored one by one faster than they are looked for."""
         if self.approximates:  # and there are no vectors to score
             return False
-        return self.searched_as == "flat" or rows * rows <= FEW_FACTOR * self._index.ntotal
+        return self.searched_as == "flat" or rows * rows <= FEW_FACTOR * len(self._places)
 
     def _parameters(self, k: int, allowed: Rows | None) -> Any:
         # a new object each time: FAISS writes into it during the search
-        selector = self._alive_only if allowed is None else self._bitmap(allowed)
+        selector = self._places.selector(allowed)
         if self.searched_as == "hnsw":
             breadth = max(self._options.get("ef_search", kinds.HNSW_SEARCH_BREADTH), 2 * k)
             if allowed is not None:
                 # of the nodes that the walk looks at, so many are allowed
-                breadth = math.ceil(breadth * self._index.ntotal / len(allowed))
+                breadth = math.ceil(breadth * len(self._places) / len(allowed))
             return faiss.SearchParametersHNSW(sel=selector, efSearch=breadth)
         return faiss.SearchParameters(sel=selector)
 
@@ -308,64 +359,60 @@ class VectorCache:
         self, vector: Floats, k: int, allowed: Rows | None
     ) -> tuple[list[int], list[float]]:
         """Search the codes of the nearest cells; of all cells, where these hold too few."""
-        cells = int(self._cells.nlist)
+        cells = int(self._index.nlist)
         probes = self._options.get("nprobe", kinds.probes_for(cells))
         if allowed is not None:
             # of the vectors in a cell so many are allowed
-            probes = math.ceil(probes * self._index.ntotal / len(allowed))
+            probes = math.ceil(probes * len(self._places) / len(allowed))
         probes = min(probes, cells)
-        index = self._index if allowed is None else self._cells
         while True:
-            selector = self._alive_only if allowed is None else self._bitmap(allowed)
+            selector = self._places.selector(allowed)
             how = faiss.SearchParametersIVF(sel=selector, nprobe=probes)
-            scores, ids = index.search(vector[None, :], k, params=how)
-            there = ids[0] >= 0
+            scores, places = self._index.search(vector[None, :], k, params=how)
+            there = places[0] >= 0
             if there.sum() == k or probes == cells:
                 break
             probes = cells
-        return self._named(ids[0][there], scores[0][there], by_place=allowed is not None)
-
-    def _bitmap(self, allowed: Rows) -> Any:
-        """Return a selector of rows by their places."""
-        chosen = np.zeros(self._index.ntotal, dtype=np.bool_)
-        chosen[self._places(allowed)] = True
-        return faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
-
-    def _places(self, rows: Rows) -> Rows:
-        """Return where rows stand; they were added in ascending order."""
-        return np.searchsorted(self.rows(), rows)
-
-    def _dead_rows(self) -> Rows:
-        return np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
-
-    def _living(self) -> Rows:
-        return np.setdiff1d(self.rows(), self._dead_rows())
+        return self._named(places[0][there], scores[0][there])
 
     def _score(self, vector: Floats, k: int, rows: Rows) -> tuple[list[int], list[float]]:
         """Search a few rows one by one: exact. Of equal ones the older come first."""
-        storage = faiss.downcast_index(self._index.index)
-        if self.searched_as == "hnsw":
-            storage = faiss.downcast_index(storage.storage)
-        places, query = self._places(rows), np.ascontiguousarray(vector)
+        places, query = self._places.of(rows), np.ascontiguousarray(vector)
         scores = np.empty(len(rows), dtype=np.float32)
         measure = (
             faiss.fvec_inner_products_by_idx if self.metric == "ip" else faiss.fvec_L2sqr_by_idx
         )
         pointers = (faiss.swig_ptr(array) for array in (scores, query))
-        measure(*pointers, storage.get_xb(), faiss.swig_ptr(places), self.dims, 1, len(rows))
+        measure(*pointers, self._vectors.get_xb(), faiss.swig_ptr(places), self.dims, 1, len(rows))
         nearness = scores if self.metric == "ip" else -scores
         worst = np.partition(nearness, len(rows) - k)[len(rows) - k]
         among = np.flatnonzero(nearness >= worst)
         best = among[np.argsort(-nearness[among], kind="stable")][:k]
         return rows[best].tolist(), nearness[best].tolist()
 
-    def _named(self, ids: Rows, scores: Floats, *, by_place: bool) -> tuple[list[int], list[float]]:
-        """Return what FAISS found by rows, where it went by their places, and scores as ours."""
-        rows = self.rows()[ids] if by_place else ids
-        return rows.tolist(), (scores if self.metric == "ip" else -scores).tolist()
+    def _named(self, places: Rows, scores: Floats) -> tuple[list[int], list[float]]:
+        """Return what FAISS found by rows, and scores as ours."""
+        nearness = scores if self.metric == "ip" else -scores
+        return self.rows()[places].tolist(), nearness.tolist()
 
 
 # The FAISS index of each kind
+
+
+def _vectors_under(index: Any) -> Any:
+    """Return the flat index that holds an index's vectors; None of one that holds codes."""
+    if isinstance(index, faiss.IndexFlat):
+        return index
+    if not isinstance(index, faiss.IndexHNSW) or index.storage is None:
+        return None
+    return faiss.downcast_index(index.storage)
+
+
+def _make_room(flat: Any, count: int, dims: int) -> Floats:
+    """Return where so many vectors of a flat index are to be written, (count, dims), all zero."""
+    flat.codes.resize(4 * count * dims)
+    numbers: Floats = faiss.rev_swig_ptr(flat.get_xb(), count * dims)
+    return numbers.reshape(count, dims)
 
 
 def make_untrained(kind: str, metric: str, dims: int, options: Options) -> Any:

@@ -134,7 +134,9 @@ def test_the_cache_file_is_written_after_enough_changes(data_dir: Path) -> None:
         make_batch(["a", "b"]).upsert(store)
         assert not cache.exists()
         make_batch(["c", "d", "e"], seed=1).upsert(store)
+        store.find("kb").wait_until_agreed(60)
         assert cache.exists()
+        assert store.find("kb").cache_behind == 0
 
 
 def test_an_acknowledged_write_was_synced_before_it_returned(

@@ -127,6 +127,7 @@ def test_a_cache_that_cannot_be_saved_is_logged_and_costs_nothing(
         (data_dir / "indexes" / "kb" / "vectors.new").mkdir()
         written = make_batch(["a"])
         written.upsert(store)
+        store.find("kb").wait_until_agreed(60)
         assert [event for event, _ in events(caplog)] == ["index_cache_not_saved"]
         assert behind() == len(written.passages)
         assert_agrees(store, data_dir)
@@ -135,6 +136,7 @@ def test_a_cache_that_cannot_be_saved_is_logged_and_costs_nothing(
         assert behind() == len(written.passages)
         (data_dir / "indexes" / "kb" / "vectors.new").rmdir()
         make_batch(["b"]).upsert(store)
+        store.find("kb").wait_until_agreed(60)
         assert behind() == 0
         store.drop("kb")
         assert behind() is None

@@ -110,7 +110,7 @@ def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
         write(store, range(LEAST - 1, LEAST))
         info = store.info("pq")
         assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "ivf_pq", None)
-        assert store.find("pq")._vector_index.cache._cells.nlist == 16
+        assert store.find("pq")._vector_index.cache._index.nlist == 16
         assert recall(store, data_dir) > 0.95
         write(store, range(LEAST, 1500))
         assert recall(store, data_dir) > 0.95
@@ -186,7 +186,7 @@ def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> Non
         for start in range(0, 6000, 1000):
             write(store, range(start, start + 1000))
             rows = start + 1000
-            cells = store.find("pq")._vector_index.cache._cells.nlist
+            cells = store.find("pq")._vector_index.cache._index.nlist
             assert cells <= kinds.cells_for(rows) < 2 * cells
         assert cells == 128
         assert recall(store, data_dir) > 0.95
@@ -302,9 +302,7 @@ def test_hnsw_is_built_with_its_options(data_dir: Path) -> None:
     with open_store(data_dir) as store:
         assert store.info("graph").options == options
         cache = store.find("graph")._vector_index.cache
-        import faiss
-
-        graph = faiss.downcast_index(cache._index.index).hnsw
+        graph = cache._index.hnsw
         assert (graph.nb_neighbors(1), graph.efConstruction) == (8, 40)
         assert cache._parameters(10, None).efSearch == 200
         again = {**SETTINGS, "kind": "hnsw", "options": dict(reversed(options.items()))}

@@ -1,5 +1,7 @@
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,11 @@ import faiss
 import numpy as np
 import pytest
 
+from condensery.index import cache_file
 from condensery.index import vectors as module
+from condensery.index.cache_file import CacheUnusable
 from condensery.index.passages import Stamp
-from condensery.index.vectors import CacheUnusable, VectorCache
+from condensery.index.vectors import VectorCache
 
 DIMS = 16
 STAMP = Stamp(7, -123456789)
@@ -23,6 +27,18 @@ def fill(kind: str, metric: str, vectors: np.ndarray) -> VectorCache:
     cache = VectorCache(kind, metric, DIMS)
     cache.add(np.arange(len(vectors), dtype=np.int64) + 1000, vectors)
     return cache
+
+
+def save(cache: VectorCache, path: Path) -> None:
+    cache.save(path, cache.cut(STAMP), nullcontext)
+
+
+def load(path: Path, kind: str, metric: str, dims: int = DIMS) -> tuple[VectorCache, Stamp]:
+    """Read a cache and its vectors into memory."""
+    cache, stamp = VectorCache.load(path, kind, metric, dims)
+    assert cache.mapped
+    cache.take(cache.in_memory(lambda: None))
+    return cache, stamp
 
 
 def brute(
@@ -132,19 +148,98 @@ def test_equal_vectors_far_larger_than_usual_give_finite_scores() -> None:
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_a_saved_cache_comes_back(kind: str, tmp_path: Path) -> None:
     cache = fill(kind, "l2", make_vectors(300))
-    cache.save(tmp_path / "c.faiss", STAMP)
-    again, stamp = VectorCache.load(tmp_path / "c.faiss", kind, "l2", DIMS)
-    assert stamp == STAMP
+    cache.discard([1005, 1200])
+    save(cache, tmp_path / "c.faiss")
     query = make_vectors(1, seed=1)[0]
+    allowed = np.array([1001, 1007, 1250])
+    mapped, stamp = VectorCache.load(tmp_path / "c.faiss", kind, "l2", DIMS)
+    again, _ = load(tmp_path / "c.faiss", kind, "l2")
+    assert stamp == STAMP
+    for other in (mapped, again):
+        assert (other.searched_as, other.live, other.tombstones) == (kind, 298, 2)
+        assert other.search(query, 10) == cache.search(query, 10)
+        assert other.search(query, 2, allowed) == cache.search(query, 2, allowed)
+    again.add(np.array([5000], dtype=np.int64), query[None])
+    assert again.search(query, 1)[0] == [5000]
+    again.discard([5000])
     assert again.search(query, 10) == cache.search(query, 10)
-    again.add(np.array([5], dtype=np.int64), query[None])
-    assert again.search(query, 1)[0] == [5]
     assert [path.name for path in tmp_path.iterdir()] == ["c.faiss"]
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_what_is_saved_is_one_moment_whatever_is_added_meanwhile(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_COPIED", 50)
+    cache, query = fill(kind, "ip", make_vectors(300)), make_vectors(1, seed=1)[0]
+    cache.discard([1009])
+    before, cut = cache.search(query, 20), cache.cut(STAMP)
+    added = 0
+
+    @contextmanager
+    def beside() -> Iterator[None]:
+        nonlocal added
+        rows = np.arange(2000 + added, 3000 + added, dtype=np.int64)  # FAISS moves all vectors
+        cache.add(rows, make_vectors(1000, seed=added))
+        cache.discard([1010 + added // 1000])
+        added += 1000
+        yield
+
+    cache.save(tmp_path / "c", cut, beside)
+    assert added == 6000
+    again, _ = load(tmp_path / "c", kind, "ip")
+    assert (again.live, again.tombstones) == (299, 1)
+    assert again.search(query, 20) == before
+    assert cache.search(query, 20) != before
+
+
+def test_saving_that_is_given_up_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    save(fill("flat", "ip", make_vectors(20)), tmp_path / "c")
+    before = (tmp_path / "c").read_bytes()
+    cache = fill("flat", "ip", make_vectors(30))
+
+    def give_up() -> Any:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        cache.save(tmp_path / "c", cache.cut(STAMP), give_up)
+    assert (tmp_path / "c").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("rows", [0, 1, 777])
+def test_the_vectors_stand_in_the_file_as_faiss_writes_them(
+    metric: str, rows: int, tmp_path: Path
+) -> None:
+    vectors = make_vectors(rows)
+    own = faiss.IndexFlat(DIMS, cache_file.METRICS[metric])
+    own.add(vectors)
+    save(fill("flat", metric, vectors), tmp_path / "c")
+    data, expected = (tmp_path / "c").read_bytes(), faiss.serialize_index(own).tobytes()
+    assert data.endswith(expected)
+    assert (len(data) - vectors.nbytes) % 64 == 0
+
+
+def test_damaged_vectors_are_found_out_before_anything_is_added(tmp_path: Path) -> None:
+    save(fill("flat", "ip", make_vectors(5000)), tmp_path / "c")
+    data = bytearray((tmp_path / "c").read_bytes())
+    data[-70_000] ^= 1
+    (tmp_path / "c").write_bytes(data)
+    cache, _ = VectorCache.load(tmp_path / "c", "flat", "ip", DIMS)
+    with pytest.raises(CacheUnusable, match="damaged"):
+        cache.in_memory(lambda: None)
+    vectors, query = make_vectors(5000), make_vectors(1, seed=1)[0]
+    halves = [(np.arange(1000 + at, 3500 + at), vectors[at : at + 2500]) for at in (2500, 0)]
+    cache.discard([4000])
+    cache.take(cache.read_anew([*halves, (np.array([1, 9999]), make_vectors(2))]))
+    expected = brute(vectors, query, "ip", {4000})[:30]
+    assert cache.search(query, 30)[0] == expected
 
 
 def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "c.faiss"
-    fill("flat", "ip", make_vectors(50)).save(path, STAMP)
+    save(fill("flat", "ip", make_vectors(50)), path)
     good = path.read_bytes()
     header = good.index(b"\n")
     for place in (0, 20, header - 3, header, header + 5, header + 60, len(good) // 2, -1):
@@ -153,11 +248,11 @@ def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path: Path) -> Non
         path.write_bytes(data)
         if json_header(bytes(data)) == json_header(good) or json_header(bytes(data)) is None:
             with pytest.raises(CacheUnusable):
-                VectorCache.load(path, "flat", "ip", DIMS)
+                load(path, "flat", "ip")
     for length in (0, 10, header, header + 1, len(good) - 1):
         path.write_bytes(good[:length])
         with pytest.raises(CacheUnusable):
-            VectorCache.load(path, "flat", "ip", DIMS)
+            load(path, "flat", "ip")
     path.write_bytes(good + b"x")
     with pytest.raises(CacheUnusable, match="damaged"):
         VectorCache.load(path, "flat", "ip", DIMS)
@@ -176,7 +271,7 @@ def json_header(data: bytes) -> object:
 def test_a_file_of_another_index_is_refused(
     kind: str, metric: str, dims: int, tmp_path: Path
 ) -> None:
-    fill("flat", "ip", make_vectors(5)).save(tmp_path / "c", STAMP)
+    save(fill("flat", "ip", make_vectors(5)), tmp_path / "c")
     with pytest.raises(CacheUnusable, match="another"):
         VectorCache.load(tmp_path / "c", kind, metric, dims)
 
@@ -194,7 +289,7 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.index, name)
-        if name not in ("search", "add_with_ids"):
+        if name not in ("search", "add"):
             return value
         self.threads.append(faiss.omp_get_max_threads())
         return value
@@ -203,7 +298,7 @@ class Watched:
 def test_faiss_uses_one_thread_and_leaves_the_callers_own_as_they_were() -> None:
     cache = fill("flat", "ip", make_vectors(5))
     watched = Watched(cache._index)
-    cache._index = watched
+    cache._index = cache._vectors = watched
     after = []
 
     def work() -> None:
