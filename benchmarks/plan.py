@@ -126,7 +126,7 @@ def main() -> int:
         kinds = [cost_of_kind(rates, line.kind, target) for line in traffic_of(jobs, 1.0)]
         ours, _ = capacity_of(kinds, traffic_of(jobs, 1.0), rates.servers)
         rate, each_below, _ = load.run(args.seconds, args.share * ours)
-    row = row_of(kinds, traffic_of(jobs, rate), rates.servers, 1)
+    row = row_of(kinds, traffic_of(jobs, rate), rates, 1)
     p95 = {kind.kind: seconds for kind, seconds in zip(kinds, row.p95, strict=True)}
     work, below = rates.servers / ours, row.utilisation * rates.servers / rate
     rows = [

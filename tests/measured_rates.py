@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from condensery.capacity.rates import MeasuredModel, Memory, Point, Rates
+from condensery.capacity.rates import MeasuredModel, Memory, Point, Rates, Together
 
 CONCURRENCY = 8
 MIB = 2**20
@@ -89,5 +89,6 @@ def make_rates(**changes: Any) -> Rates:
         models=models,
         points=tuple(points),
         memory=Memory(start=500 * MIB, peak=800 * MIB, stream=2 * MIB, passage=4096),
+        together=Together(requests=100, work=1.0, delay=0.0),
     )
     return replace(rates, **changes)

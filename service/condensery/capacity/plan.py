@@ -13,10 +13,17 @@ the two would make: ``r = A / (1 + A - C)``. It is 1 where ``C`` is: that rate i
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from condensery.capacity.queueing import Service, Wait, mixed_quantile, short_first
-from condensery.capacity.rates import Cost, Measured, Rates
+from condensery.capacity.queueing import (
+    Service,
+    Wait,
+    mixed,
+    mixed_quantile,
+    short_first,
+    utilisation,
+)
+from condensery.capacity.rates import Cost, Measured, Point, Rates
 from condensery.capacity.traffic import RequestKind, Traffic, total_rate
 from condensery.errors import InputError
 
@@ -60,9 +67,7 @@ class KindCost:
     @property
     def short(self) -> bool:
         """Whether it goes first."""
-        kind = self.kind
-        few = kind.count * kind.tokens <= SHORT_TOKENS
-        return kind.task == "query" or (kind.task != "answer" and few)
+        return is_short(self.kind)
 
     @property
     def turns(self) -> int:
@@ -160,6 +165,12 @@ class Plan:
         return self.rows[-1]
 
 
+def is_short(kind: RequestKind | Point) -> bool:
+    """Return whether a kind of request goes before batches."""
+    few = kind.count * kind.tokens <= SHORT_TOKENS
+    return kind.task in ("query", "door") or (kind.task != "answer" and few)
+
+
 def cost_of_kind(rates: Rates, kind: RequestKind, target: Target) -> KindCost:
     """Return what a kind of request takes, put together of measured parts.
 
@@ -176,6 +187,13 @@ def cost_of_kind(rates: Rates, kind: RequestKind, target: Target) -> KindCost:
     cost = Cost()
     for part in parts:
         cost = cost.plus(part.cost, part.times)
+    more = rates.together.work - 1
+    if more and rates.device == "cpu":  # of an accelerator only the CPU's part was measured
+        beside = Cost(cost.alone * more, cost.concurrent * more)
+        parts.append(CostPart("beside other kinds, as measured together", 1, beside))
+        # no ``plus``: a mix may fare better than its kinds
+        alone, concurrent = cost.alone + beside.alone, cost.concurrent + beside.concurrent
+        cost = replace(cost, alone=alone, concurrent=concurrent)
     # The nearest measured point says how far its times vary.
     size = math.log(kind.count * kind.tokens)
     points = [one for one, _ in rates.pairs(kind.task, model)]
@@ -250,22 +268,26 @@ def load_of(kinds: Sequence[KindCost], rates: Sequence[float], servers: int) -> 
 
 
 def row_of(
-    kinds: Sequence[KindCost], traffic: Sequence[Traffic], servers: int, machines: int
+    kinds: Sequence[KindCost], traffic: Sequence[Traffic], rates: Rates, machines: int
 ) -> Row:
     """Return how so many machines do, the traffic spread evenly and at random."""
-    rates = [line.rate / machines for line in traffic]
-    load = load_of(kinds, rates, servers)
-    loop = sum(rate * kind.cost.loop for rate, kind in zip(rates, kinds, strict=True))
+    servers = rates.servers
+    each = [line.rate / machines for line in traffic]
+    load = load_of(kinds, each, servers)
+    loop = sum(rate * kind.cost.loop for rate, kind in zip(each, kinds, strict=True))
     if load >= 1 or loop >= 1:
         return Row(machines, load, loop)
     first: list[Service] = []
     batches: list[Service] = []
-    for rate, kind in zip(rates, kinds, strict=True):
+    for rate, kind in zip(each, kinds, strict=True):
         work = kind.work(load)
         ahead = work if kind.short else min(work, kind.ahead)
         first.append(Service(rate, ahead, kind.scv if kind.short else 0.0))
         batches += [] if kind.short else [Service(rate, work - ahead, kind.scv)]
     short, long, stretch = short_first(servers, first, batches)
+    # They go before batches that wait, but one that runs is not stopped for them.
+    busy = utilisation(servers, mixed(batches))
+    short = short.plus(Wait(busy, busy * rates.together.delay))
     waits = [short if kind.short else long for kind in kinds]
     own = [
         kind.seconds(load) * (1 if kind.short else stretch) + (kind.turns - 1) * wait.mean
@@ -275,10 +297,10 @@ def row_of(
         max(kind.bare_p95, seconds + wait.quantile(SHARE))
         for kind, seconds, wait in zip(kinds, own, waits, strict=True)
     )
-    together = mixed_quantile(list(zip(rates, own, waits, strict=True)), SHARE)
+    together = mixed_quantile(list(zip(each, own, waits, strict=True)), SHARE)
     streams = sum(
         rate * (seconds + wait.mean)
-        for rate, seconds, wait, kind in zip(rates, own, waits, kinds, strict=True)
+        for rate, seconds, wait, kind in zip(each, own, waits, kinds, strict=True)
         if kind.kind.task == "answer"
     )
     return Row(machines, load, loop, p95, tuple(own), tuple(waits), stretch, together, streams)
@@ -315,7 +337,7 @@ def make_plan(rates: Rates, traffic: Sequence[Traffic], target: Target) -> Plan:
     machines = max(1, math.ceil(total_rate(traffic) / capacity))
     rows: list[Row] = []
     while True:
-        row = row_of(kinds, traffic, rates.servers, machines)
+        row = row_of(kinds, traffic, rates, machines)
         rows.append(row)
         slow = any(p95 * 1000 > target.p95_ms for p95 in row.p95)
         if row.p95 and not slow and max(row.utilisation, row.loop) <= target.most_load:

@@ -44,6 +44,11 @@ class Wait:
         beyond = 1 - share
         return self.scale * math.log(self.chance / beyond) if self.chance > beyond else 0.0
 
+    def plus(self, other: "Wait") -> "Wait":
+        """Return the wait of who waits for the one, then for the other."""
+        chance = 1 - (1 - self.chance) * (1 - other.chance)
+        return Wait(chance, self.mean + other.mean)
+
     def stretched(self, factor: float) -> "Wait":
         """Return the wait, each so many times as long."""
         return Wait(self.chance, self.mean * factor)

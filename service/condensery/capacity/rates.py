@@ -15,7 +15,7 @@ from condensery import wire
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError, ModelNotFound, shorten
 
-FORMAT = 1
+FORMAT = 2
 MEASURE = "`condensery bench rates` measures them"
 # How many times as large as measured an index may be planned for: a flat search is a line in it.
 FURTHEST = 20
@@ -97,6 +97,22 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """All kinds of requests sent at once, as in a mix, where each was measured among its like.
+
+    Attributes:
+        requests: How many.
+        work: Core-seconds that they took, over what the same ones take each among its like.
+        delay: Seconds that a short one took beyond its time alone, the mean: batches ran all the
+            time.
+    """
+
+    requests: int
+    work: float
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """What a request takes, or a part of one.
 
@@ -144,6 +160,7 @@ class Rates:
     models: tuple[MeasuredModel, ...]
     points: tuple[Point, ...]
     memory: Memory
+    together: Together
     format: int = FORMAT
 
     def model_for(self, task: Measured, name: str | None) -> str:
@@ -279,6 +296,8 @@ def _check(rates: Rates) -> None:
         raise ValueError("it has no points or no models")
     if rates.servers < 1 or rates.concurrency < 2:
         raise ValueError(f"servers={rates.servers}, concurrency={rates.concurrency}")
+    if not rates.together.work > 0 or rates.together.delay < 0:
+        raise ValueError(f"together={rates.together}")
     for number, point in enumerate(rates.points):
         for name in ("seconds", "throughput", "core_seconds", "count", "callers"):
             if not getattr(point, name) > 0:

@@ -103,7 +103,9 @@ def run_rates(args: argparse.Namespace) -> int:
         words += ["--data-dir", str(Path(folder) / "data")]
         with running_server(words, Path(folder) / "log") as server:
             models, device = find_models(server, flags.models)
-            points, memory = measure_all(server, models, flags.seconds, flags.index_passages)
+            points, memory, together = measure_all(
+                server, models, flags.seconds, flags.index_passages
+            )
     others = (_foreign_seconds() - foreign) / (time.monotonic() - began)
     about = machine.describe_machine()
     cores = int(about["cores"])
@@ -122,6 +124,7 @@ def run_rates(args: argparse.Namespace) -> int:
         models=tuple(models),
         points=tuple(points),
         memory=memory,
+        together=together,
     )
     write_rates(flags.out, rates)
     print_note(f"other processes used {rates.foreign_cores:.2f} cores meanwhile")

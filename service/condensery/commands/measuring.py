@@ -4,6 +4,7 @@ import http.client
 import itertools
 import json
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -21,7 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from condensery.capacity import machine
-from condensery.capacity.rates import MeasuredModel, Memory, Point
+from condensery.capacity.plan import is_short
+from condensery.capacity.rates import MeasuredModel, Memory, Point, Together
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
 from condensery.commands.common import print_note
@@ -41,6 +43,7 @@ PAIR_LENGTHS = (32, 96)  # of passages; and as many as fit beside a question
 QUESTION_ROOM = 35
 ANSWER_PASSAGES, ANSWER_LENGTH, ANSWER_TOKENS = 5, 96, 32
 WRITE_LENGTH = 85
+TOGETHER_SHARE = 0.1  # of the time, in which all kinds are sent at once
 CHARACTERS = 7  # of a token, at most in the mean
 MEASURED_KINDS = ("encoder", "oscar-pair", "reranker")
 SAME = ("name", "kind", "version", "fingerprint", "dtype", "device", "max_tokens")  # as served
@@ -205,11 +208,15 @@ class Texts:
 
 # A kind of request that is measured: what it is, its path, and bodies that are sent in turn.
 Probe: TypeAlias = tuple[Point, str, Sequence[Any]]
+# A request: its path and its body.
+Request: TypeAlias = tuple[str, bytes]
+# Called with a request's place among those sent in turn, its seconds, and its reply.
+Note: TypeAlias = Callable[[int, float, bytes], None]
 
 
 def measure_all(
     server: RunningServer, models: Sequence[MeasuredModel], seconds: float, index_passages: int
-) -> tuple[list[Point], Memory]:
+) -> tuple[list[Point], Memory, Together]:
     """Measure every kind of request that the models can do, in about so many seconds.
 
     Raises:
@@ -225,7 +232,7 @@ def measure_all(
     if encoders:
         probes += write_probes(server, encoders[0], texts)
     searches = 2 if encoders else 0
-    each = seconds / (2 * (len(probes) + searches))
+    each = (1 - TOGETHER_SHARE) * seconds / (2 * (len(probes) + searches))
     points: list[Point] = []
     held: dict[int, int] = {}  # by callers, once answers were measured
     for probe in probes:
@@ -242,10 +249,14 @@ def measure_all(
         passage = max(0, full - empty) // max(1, size - before)
         searched = [{"query": question, "top_k": 10} for question in texts.questions]
         point = Point("query", encoders[0].name, passages=size)
-        probe = (point, f"/v1/indexes/{INDEX}/query", searched)
-        points += [measure(server, probe, callers, each) for callers in (1, callers_at_once)]
+        probes.append((point, f"/v1/indexes/{INDEX}/query", searched))
+        points += [measure(server, probes[-1], callers, each) for callers in (1, callers_at_once)]
     stream = max(0, held[callers_at_once] - held[1]) // (callers_at_once - 1) if held else 0
-    return points, Memory(start, peak, stream, passage)
+    pairs = list(zip(points[::2], points[1::2], strict=True))  # alone, and concurrent
+    together = measure_together(
+        server, list(zip(probes, pairs, strict=True)), callers_at_once, TOGETHER_SHARE * seconds
+    )
+    return points, Memory(start, peak, stream, passage), together
 
 
 def probes_of(model: MeasuredModel, texts: Texts) -> Iterator[Probe]:
@@ -308,49 +319,53 @@ def fill_index(server: RunningServer, encoder: MeasuredModel, first: int, last: 
             client.upsert(INDEX, documents, vectors=vectors, fingerprint=encoder.fingerprint)
 
 
-def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -> Point:
-    """Let so many callers send a kind of request one after another, and say what it cost.
+@dataclass(frozen=True)
+class Spent:
+    """What a server spent while requests were sent to it: by the clock, of cores, of its loop."""
+
+    seconds: float
+    core_seconds: float
+    loop_seconds: float
+
+
+def send_in_turn(
+    server: RunningServer, requests: Sequence[Request], callers: int, seconds: float, note: Note
+) -> Spent:
+    """Let so many callers send requests, each the next one as soon as it has its reply.
 
     Raises:
         StartError: A request failed.
     """
-    kind, path, asked = probe
-    bodies = [json.dumps(body).encode() for body in asked]
     least = -(-LEAST_REQUESTS // callers)
-    times: list[float] = []
-    written: list[int] = []
     failures: list[Exception] = []
     turn = itertools.count()
-    began: list[tuple[float, float, float]] = []  # the clock, and CPU time so far
+    began: list[Spent] = []
 
-    def begin() -> None:
+    def read_clocks() -> Spent:
         used = machine.cpu_seconds(server.pid), machine.loop_seconds(server.pid)
-        began.append((time.perf_counter(), *used))
+        return Spent(time.perf_counter(), *used)
 
     # The last caller to be ready reads the clocks, before any goes on.
-    ready = threading.Barrier(callers, action=begin)
+    ready = threading.Barrier(callers, action=lambda: began.append(read_clocks()))
 
     def call() -> None:
-        own: list[float] = []
         try:
             connection = open_connection(server)
             for _ in range(-(-WARM_REQUESTS // callers)):  # a new shape prepares its products
-                send_post(connection, path, bodies[next(turn) % len(bodies)])
+                send_post(connection, *requests[next(turn) % len(requests)])
             ready.wait()
-            until = began[0][0] + seconds
-            while len(own) < least or time.perf_counter() < until:
-                body = bodies[next(turn) % len(bodies)]
+            until, count = began[0].seconds + seconds, 0
+            while count < least or time.perf_counter() < until:
+                place = next(turn) % len(requests)
                 sent = time.perf_counter()
-                reply = send_post(connection, path, body)
-                own.append(time.perf_counter() - sent)
-                if kind.task == "answer":
-                    written.append(json.loads(reply)["usage"]["completion_tokens"])
+                reply = send_post(connection, *requests[place])
+                note(place, time.perf_counter() - sent, reply)
+                count += 1
         except threading.BrokenBarrierError:  # another's request failed
             return
         except Exception as failure:  # whatever it is, the others must not wait for this caller
             failures.append(failure)
             ready.abort()
-        times.extend(own)
 
     threads = [threading.Thread(target=call, daemon=True) for _ in range(callers)]
     for thread in threads:
@@ -359,10 +374,31 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         thread.join()
     if failures:
         raise failures[0]
-    then, cores, loop = began[0]
-    took = time.perf_counter() - then
-    cores = machine.cpu_seconds(server.pid) - cores
-    loop = machine.loop_seconds(server.pid) - loop
+    then, now = began[0], read_clocks()
+    return Spent(
+        now.seconds - then.seconds,
+        max(now.core_seconds - then.core_seconds, 1e-6),
+        now.loop_seconds - then.loop_seconds,
+    )
+
+
+def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -> Point:
+    """Let so many callers send a kind of request one after another, and say what it cost.
+
+    Raises:
+        StartError: A request failed.
+    """
+    kind, path, bodies = probe
+    times: list[float] = []  # appending is whole, from many threads
+    written: list[int] = []
+
+    def note(_: int, taken: float, reply: bytes) -> None:
+        times.append(taken)
+        if kind.task == "answer":
+            written.append(json.loads(reply)["usage"]["completion_tokens"])
+
+    requests = [(path, json.dumps(body).encode()) for body in bodies]
+    spent = send_in_turn(server, requests, callers, seconds, note)
     mean, count = statistics.fmean(times), len(times)
     point = replace(
         kind,
@@ -371,9 +407,9 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         seconds=mean,
         p95_seconds=sorted(times)[min(count - 1, int(0.95 * count))],
         scv=statistics.pvariance(times) / mean**2,
-        throughput=count / took,
-        core_seconds=max(cores, 1e-6) / count,
-        loop_seconds=loop / count,
+        throughput=count / spent.seconds,
+        core_seconds=spent.core_seconds / count,
+        loop_seconds=spent.loop_seconds / count,
         output=statistics.fmean(written) if written else 0.0,
     )
     print(
@@ -382,3 +418,57 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
         flush=True,
     )
     return point
+
+
+def measure_together(
+    server: RunningServer,
+    measured: Sequence[tuple[Probe, tuple[Point, Point]]],
+    callers: int,
+    seconds: float,
+) -> Together:
+    """Let so many callers send requests of all kinds, and say what that does to each.
+
+    Of each model and task the shortest requests, and those of middle length.
+
+    Args:
+        server: The same as was measured.
+        measured: Probes, and what was measured of each, alone and concurrent.
+        callers: As many as with the concurrent ones.
+        seconds: About how long.
+
+    Raises:
+        StartError: A request failed.
+    """
+    by_task: dict[tuple[str, str], list[tuple[Probe, tuple[Point, Point]]]] = {}
+    for one in measured:
+        by_task.setdefault((one[0][0].task, one[0][0].model), []).append(one)
+    chosen = []
+    for several in by_task.values():
+        several.sort(key=lambda one: (one[0][0].count * one[0][0].tokens, one[0][0].passages))
+        chosen += [several[place] for place in sorted({0, len(several) // 2})]
+    sent: list[tuple[Request, tuple[Point, Point]]] = [
+        ((path, json.dumps(body).encode()), pair)
+        for (_, path, bodies), pair in chosen
+        for body in bodies
+    ]
+    random.Random(0).shuffle(sent)
+    times: list[tuple[int, float]] = []
+    requests = [request for request, _ in sent]
+    spent = send_in_turn(
+        server, requests, callers, seconds, lambda place, taken, _: times.append((place, taken))
+    )
+    alone = sum(sent[place][1][1].core_seconds for place, _ in times)
+    delays = [
+        taken - sent[place][1][0].seconds for place, taken in times if is_short(sent[place][1][0])
+    ]
+    together = Together(
+        requests=len(times),
+        work=spent.core_seconds / alone,
+        delay=max(0.0, statistics.fmean(delays)) if delays else 0.0,
+    )
+    print(
+        f"all kinds, {callers} at once: {together.requests} requests, {together.work:.3f} times"
+        f" their core-ms; short ones take {1000 * together.delay:.1f} ms longer than alone",
+        flush=True,
+    )
+    return together

@@ -16,6 +16,7 @@ from condensery.capacity.plan import (
     make_plan,
     row_of,
 )
+from condensery.capacity.rates import Together
 from condensery.capacity.traffic import parse_request
 from condensery.errors import InputError
 
@@ -74,7 +75,32 @@ def test_a_machines_capacity_is_where_concurrent_requests_fill_it() -> None:
     assert load_of(kinds, [limit / 2 - 1e-9] * 2, 2) == pytest.approx(1)
     # 100 of each a second: A = 100 * (2 + 17) ms / 2 = 0.95, C = 0.9; A / (1 + A - C)
     assert load_of(kinds, [100, 100], 2) == pytest.approx(0.95 / 1.05)
-    assert not row_of(kinds, [replace(line, rate=112.0) for line in traffic], 2, 1).p95
+    assert not row_of(kinds, [replace(line, rate=112.0) for line in traffic], RATES, 1).p95
+
+
+def test_a_mix_costs_what_its_kinds_do_to_each_other() -> None:
+    lines = ["300/s embed tokens=10", "10/s answer 5 tokens=10"]
+    traffic = [parse_request(line) for line in lines]
+    mixed = replace(RATES, together=Together(requests=100, work=1.25, delay=0.0))
+    before, after = (make_plan(rates, traffic, Target()) for rates in (RATES, mixed))
+    assert after.capacity == pytest.approx(before.capacity / 1.25)
+    for one, other in zip(before.kinds, after.kinds, strict=True):
+        assert other.cost.alone == pytest.approx(1.25 * one.cost.alone)
+        assert other.cost.seconds == one.cost.seconds, "alone, there is no mix"
+        assert sum(s.times * s.cost.alone for s in other.parts) == pytest.approx(other.cost.alone)
+    device = replace(mixed, device="A card")
+    assert make_plan(device, traffic, Target()).kinds[0].cost.alone == before.kinds[0].cost.alone
+
+
+def test_a_short_request_waits_for_a_batch_that_runs() -> None:
+    traffic = [parse_request("20/s embed tokens=10"), parse_request("3/s embed 16 tokens=110")]
+    delayed = replace(RATES, together=Together(requests=100, work=1.0, delay=0.03))
+    kinds = [cost_of_kind(RATES, line.kind, Target()) for line in traffic]
+    before, after = (row_of(kinds, traffic, rates, 1) for rates in (RATES, delayed))
+    busy = 3 * (kinds[1].work(before.utilisation) - kinds[1].ahead) / 2
+    assert after.waits[0].mean == pytest.approx(before.waits[0].mean + busy * 0.03)
+    assert after.p95[0] > before.p95[0]
+    assert after.p95[1] == before.p95[1]
 
 
 def test_an_event_loop_that_is_full_is_the_limit() -> None:
