@@ -4,6 +4,9 @@ import asyncio
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -270,7 +273,8 @@ groups:
 def test_without_its_head_it_is_not_ready_refuses_and_ends_for_its_supervisor(
     store_with_pair: Path, tmp_path: Path
 ) -> None:
-    config = f"{LOCAL}lost_seconds: 40\ngroups: [{{models: [minilm-l6], cpus: 0.25}}]\n"
+    # Ray by itself would end the process after 60, without a word.
+    config = f"{LOCAL}lost_seconds: 70\ngroups: [{{models: [minilm-l6], cpus: 0.25}}]\n"
     with (
         serving(store_with_pair, tmp_path, "--no-samples", config=config, status=70) as server,
         Client(server.url, retries=0, timeout=60) as client,
@@ -290,6 +294,61 @@ def test_without_its_head_it_is_not_ready_refuses_and_ends_for_its_supervisor(
         Client(server.url) as client,
     ):
         assert [hit.document_id for hit in client.query("kept", TEXT)] == ["a"]
+
+
+def test_a_reply_of_many_megabytes_comes_whole(deployed: LiveServer) -> None:
+    """Vectors of all tokens of 40 long texts: 16 MB, where Serve's gRPC takes 4 by default."""
+    wait_until(lambda: ready(deployed), "it is not ready")
+    body = {"inputs": [TEXT * 40] * 40, "truncate": True}
+    reply = httpx.post(f"{deployed.url}/embed_all", json=body, timeout=120)
+    assert reply.status_code == 200, reply.text[:500]
+    tokens = [len(vectors) for vectors in reply.json()]
+    assert len(tokens) == 40
+    assert sum(tokens) * 384 * 4 > 2 * 4 * 2**20
+
+
+@pytest.fixture
+def head() -> Iterator[str]:
+    """A Ray that was there before, and its address."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [ray, "start", "--head", f"--port={port}", "--num-cpus=16", "--include-dashboard=false"]
+    start += [f"--object-store-memory={150 * 2**20}", "--disable-usage-stats"]
+    subprocess.run(start, check=True, capture_output=True)
+    yield f"127.0.0.1:{port}"
+    subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
+
+
+def test_the_next_start_finds_what_a_load_left(
+    store_with_pair: Path, tmp_path: Path, head: str
+) -> None:
+    config = f"address: {head}\nready_seconds: 290\ngroups: [{{models: [minilm-l6], cpus: 0.25}}]\n"
+    (tmp_path / "ray.yaml").write_text(config)
+
+    def deployed() -> list[str]:
+        command = [str(Path(sys.executable).with_name("condensery")), "ray"]
+        command += ["status", str(tmp_path / "ray.yaml")]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return [line.split()[0] for line in lines.splitlines()[1:]]
+
+    with (
+        serving(store_with_pair, tmp_path, "--no-samples", config=config) as server,
+        Client(server.url) as client,
+    ):
+        (first,) = deployed()
+        client.load_model("minilm-l6", again=True)
+        wait_until(lambda: len(deployed()) == 1, "the first replica does not go")
+        (loaded,) = deployed()
+        assert loaded.startswith(f"{first}.")
+    (tmp_path / "log").rename(tmp_path / "first.log")
+    with (
+        serving(store_with_pair, tmp_path, "--no-samples", config=config) as server,
+        Client(server.url) as client,
+    ):
+        assert client.embed([TEXT]).shape == (1, 384)
+        assert deployed() == [loaded]
 
 
 def has_ended(pid: int) -> bool:

@@ -103,7 +103,7 @@ class ClusterConfig(_Part):
         lost_seconds: Without an answer of the cluster, after which this process ends, for its
             supervisor to start it anew.
         local_cpus: Of a Ray that is started, as it counts them; None is what the machine has.
-        local_object_store_mib: Of such a Ray: memory for what is larger than 100 KB a reply.
+        local_object_store_mib: Of such a Ray, for its own uses: calls of ours do not go through it.
         groups: In which models run; a model that is in none is not loaded.
     """
 

@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from condensery import __version__
+from condensery.cluster import messages
 from condensery.cluster.config import ClusterConfig, Group, Scaling
 from condensery.cluster.messages import Call, ModelId, ReplicaFacts, Reply
 from condensery.cluster.remote import ReplicaLost
@@ -43,8 +46,17 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 # Ray would end a process that can't reach its head for a minute, without a word. Ours answers on,
 # and decides itself (``lost_seconds``).
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
+# Serve's gRPC takes messages of 4 MiB by default, and a list of vectors is more. What is allowed is
+# ours to say (``max_body_bytes`` and the limits on texts).
+LARGE = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1)}
 
 _log = logging.getLogger(__name__)
+
+
+def set_environment() -> None:
+    """Say to Ray what it reads from the environment, some of it when it is imported."""
+    for name, value in (QUIET | PATIENT | LARGE).items():
+        os.environ.setdefault(name, value)
 
 
 class Cluster:
@@ -81,6 +93,7 @@ class Cluster:
         self._drain_seconds = drain_seconds
         self._lock = threading.Lock()
         self._deployed: dict[str, Application] = {}
+        self._unwanted: set[str] = set()  # whose deletion was not heard
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -90,8 +103,7 @@ class Cluster:
         Raises:
             StartError: It does not answer, or can't be started.
         """
-        for name, value in (QUIET | PATIENT).items():
-            os.environ.setdefault(name, value)
+        set_environment()
         import ray
         from ray import serve
 
@@ -131,7 +143,8 @@ class Cluster:
         """Run a group's models, or find them running; does not wait for them. Blocks shortly.
 
         The same models with other options are rolled out by Serve, a replica after another; with
-        the same ones they are left as they are.
+        the same ones they are left as they are, also where a load has left them by a name of
+        its own.
 
         Args:
             anew: Run them beside whatever runs: the same version too can be loaded again.
@@ -140,19 +153,22 @@ class Cluster:
             Unavailable: The cluster does not answer.
         """
         name = self._name_of(models)
-        if anew:
-            name = f"{name}.{secrets.token_hex(4)}"
-        app = Application(self, name, models)
         options = self._options_of(group)
         with self._reporting_silence():
-            running = self._read_status().get(name)
-            if running is not None and running.up and self._has_options(app, options):
-                _log.info("replicas_found", extra={"application": name})
+            there = {} if anew else self._read_status()
+            own = [one for one in there if one == name or one.startswith(f"{name}.")]
+            for one in sorted(own, key=len):
+                app = Application(self, one, models)
+                if there[one].up and self._has_options(app, options):
+                    _log.info("replicas_found", extra={"application": one})
+                    break
             else:
-                self._run(name, models, group, options)
+                one = f"{name}.{secrets.token_hex(4)}" if anew else name
+                app = Application(self, one, models)
+                self._run(one, models, group, options)
         with self._lock:
-            self._deployed[name] = app
-            self.states[name] = running or AppState(0, "DEPLOYING", "")
+            self._deployed[one] = app
+            self.states[one] = there.get(one) or AppState(0, "DEPLOYING", "")
         return app
 
     def wait_ready(self, app: "Application") -> ReplicaFacts:
@@ -162,7 +178,7 @@ class Cluster:
             ModelFault: They are not in time, or one says why it can't be; they are deleted.
             Unavailable: The cluster does not answer.
         """
-        while True:
+        while not self._stop.is_set():
             with self._reporting_silence():
                 state = self._read_status().get(app.name) or AppState(0, "DEPLOYING", "")
             with self._lock:
@@ -170,30 +186,58 @@ class Cluster:
             if state.status == "RUNNING" and state.up:
                 return app.describe()
             failed = state.status in ("DEPLOY_FAILED", "UNHEALTHY") and not state.up
-            if failed or time.monotonic() > app.ready_until or self._stop.is_set():
-                self.delete(app.name)
+            if failed or time.monotonic() > app.ready_until:
+                self.let_go(app.name)
                 late = f"not within {self.config.ready_seconds:g} s (ready_seconds)"
                 raise ModelFault(
                     f"its replicas did not get ready{'' if failed else f' ({late})'}: "
                     f"{state.reason or state.status}"
                 )
             time.sleep(POLL_SECONDS)
+        raise Unavailable("The server is shutting down.")
 
     def delete(self, name: str) -> None:
-        """Let an application's replicas finish their calls and go; does not wait for that."""
+        """Let an application's replicas finish their calls and go; does not wait for that.
+
+        Raises:
+            Unavailable: The cluster does not answer: they may be there still.
+        """
+        from ray import serve
+
+        with self._reporting_silence():
+            self._within(lambda: serve.delete(name, _blocking=False))
         with self._lock:
             self.states.pop(name, None)
             self._deployed.pop(name, None)
-        from ray import serve
 
-        with contextlib.suppress(Exception), self._reporting_silence():  # it is gone, or will be
-            serve.delete(name, _blocking=False)
+    def let_go(self, name: str) -> None:
+        """Delete an application, now or once the cluster answers; nobody waits for it."""
+        with self._lock:
+            self.states.pop(name, None)
+            self._deployed.pop(name, None)
+            self._unwanted.add(name)
+        self._delete_unwanted()
+
+    def _delete_unwanted(self) -> None:
+        for name in list(self._unwanted):
+            try:
+                self.delete(name)
+            except Unavailable as error:
+                _log.warning(
+                    "replicas_not_deleted", extra={"application": name, "reason": error.message}
+                )
+                return
+            self._unwanted.discard(name)
 
     def delete_others(self) -> None:
-        """Delete what was deployed by our name and is none of what is now: older versions."""
+        """Delete what was deployed by our name and is none of what is now: older versions.
+
+        Raises:
+            Unavailable: The cluster does not answer.
+        """
         for name in self.read_states().keys() - self.states.keys():
-            _log.info("replicas_deleted", extra={"application": name})
             self.delete(name)
+            _log.info("replicas_deleted", extra={"application": name})
 
     def watch(self, on_change: Callable[[], None], on_lost: Callable[[str], None]) -> None:
         """Read the states every second from now on; call back in a thread.
@@ -218,7 +262,7 @@ class Cluster:
         import ray
 
         with contextlib.suppress(TimeoutError):  # a cluster that is gone; the process ends anyway
-            self._within(ray.shutdown)
+            _within(ray.shutdown)
 
     def applications(self) -> "list[Application]":
         """Return those that are deployed."""
@@ -259,6 +303,8 @@ class Cluster:
                     for app in self.applications():
                         app.abandon(self.down)
                 on_change()
+            if self.down is None and self._unwanted:
+                self._delete_unwanted()
             self._abandon_idle(none_since)
             if self.down is not None and silent > self.config.lost_seconds:
                 self.lost = True
@@ -297,20 +343,14 @@ class Cluster:
         }
 
     def _within(self, call: Callable[[], Any]) -> Any:
-        """Run what blocks for as long as the cluster is silent, for ``CONTROL_SECONDS`` at most."""
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        """Run what blocks for as long as the cluster is silent, for ``CONTROL_SECONDS`` at most.
 
-        def run() -> None:
-            try:
-                done.set_result(call())
-            except BaseException as error:  # it is raised where it is awaited
-                done.set_exception(error)
-
-        threading.Thread(target=run, name="ray-control", daemon=True).start()
-        try:
-            return done.result(CONTROL_SECONDS)
-        except concurrent.futures.TimeoutError:
-            raise TimeoutError(f"nothing came in {CONTROL_SECONDS:g} s") from None
+        Raises:
+            Unavailable: The cluster was left: Ray, asked then, would start one of its own.
+        """
+        if self._stop.is_set():
+            raise Unavailable("The server is shutting down.")
+        return _within(call)
 
     @contextlib.contextmanager
     def _reporting_silence(self) -> Iterator[None]:
@@ -356,7 +396,7 @@ class Cluster:
             route_prefix=None,
         )
         try:
-            serve.run_many([target], wait_for_applications_running=False)
+            self._within(lambda: serve.run_many([target], wait_for_applications_running=False))
         except (TypeError, ValueError) as error:  # of a group's options, which Ray checks
             raise SettingError(
                 f"groups: {', '.join(group.models)}: Ray refuses it: {_first_line(error)}",
@@ -370,8 +410,14 @@ class Cluster:
         return f"{self.config.name}.{first}.{digest}"
 
     def _options_of(self, group: Group) -> str:
-        """Return a hash of all that replicas of a group are deployed with, beside the models."""
-        options = (group.model_dump(mode="json"), self._settings, self._store, self._max_requests)
+        """Return a hash of all that replicas of a group are deployed with, beside the models.
+
+        The code too: messages of another version would be read wrongly, field by field.
+        """
+        options = (
+            *(__version__, hashlib.sha256(inspect.getsource(messages).encode()).hexdigest()),
+            *(group.model_dump(mode="json"), self._settings, self._store, self._max_requests),
+        )
         return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -477,7 +523,7 @@ class Application:
             del self._waits[task]
 
     def _abandon(self, task: "asyncio.Task[Any]") -> None:
-        if task in self._waits:
+        if self._waits.get(task) is False:  # once: each cancels, and one is taken back
             self._waits[task] = True
             task.cancel()
 
@@ -491,7 +537,7 @@ class Application:
         self._needed.discard(model)
         if not self._needed and not self._cluster._stop.is_set():
             threading.Thread(
-                target=self._cluster.delete, args=(self.name,), name="ray-delete", daemon=True
+                target=self._cluster.let_go, args=(self.name,), name="ray-delete", daemon=True
             ).start()
 
 
@@ -523,11 +569,30 @@ def _raising_ours() -> Iterator[None]:
     except GetTimeoutError as error:
         raise TimeoutError from error
     except grpc.RpcError as error:
+        if getattr(error, "code", lambda: None)() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise ModelFault("a call, or its reply, was too large to be sent") from error
         raise ReplicaLost("the connection to it broke") from error
     except RayTaskError as error:
         raise ModelFault("a replica failed inside; its log has more") from error
     except (RayError, RayServeException, RuntimeError) as error:  # Serve raises the last, too
         raise ReplicaLost(_first_line(error)) from error
+
+
+def _within(call: Callable[[], Any]) -> Any:
+    """Run what may block, for ``CONTROL_SECONDS`` at most; then it is left to itself."""
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # it is raised where it is awaited
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="ray-control", daemon=True).start()
+    try:
+        return done.result(CONTROL_SECONDS)
+    except concurrent.futures.TimeoutError:
+        raise TimeoutError(f"nothing came in {CONTROL_SECONDS:g} s") from None
 
 
 def _state(app: Any) -> AppState:
@@ -538,7 +603,11 @@ def _state(app: Any) -> AppState:
 
 
 def _actor_options(group: Group) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus}
+    options: dict[str, Any] = {
+        "num_cpus": group.cpus,
+        "num_gpus": group.gpus,
+        "runtime_env": {"env_vars": LARGE},
+    }
     if group.memory_gib:
         options["memory"] = int(group.memory_gib * 1024 * MIB)
     if group.resources:

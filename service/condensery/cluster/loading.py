@@ -70,6 +70,12 @@ class ClusterLoader(ModelLoader):
             say(f"{', '.join(group.models)}: replicas asked for, as {app.name}")
             self.begun.update(dict.fromkeys(models, app))
 
+    def end(self) -> None:
+        """Let the replicas go of models that were refused before they were opened."""
+        for model, app in self.begun.items():
+            app.close(model)
+        self.begun.clear()
+
     def open(self, stored: StoredModel) -> LoadedModel:
         """Have a stored model run in replicas, and wait until they are up. Blocks.
 
@@ -166,11 +172,13 @@ class ClusterModels:
             await asyncio.to_thread(cluster.connect)
             loader = _make_loader(store, metrics, cluster)
             await asyncio.to_thread(loader.begin, say)
+            # nobody is served yet, and the new ones may need the room
+            await asyncio.to_thread(cluster.delete_others)
             registry = await asyncio.to_thread(
                 ModelRegistry.open, loader, aliases, drain_seconds(settings), say
             )
+            loader.end()
             await try_models(registry, say)
-            await asyncio.to_thread(cluster.delete_others)
         except BaseException:  # a signal too: a Ray that was started here must not stay
             await asyncio.to_thread(cluster.close)
             raise
@@ -186,26 +194,18 @@ class ClusterModels:
         """Call back, in the running loop.
 
         Args:
-            on_fault: With why a default model has no replica, or None: all have.
+            on_fault: With why the cluster does not answer, or None: it does. That a default model
+                has no replica is seen in the registry, which is looked at again then.
             on_fatal: With why the cluster is given up.
         """
         loop, cluster = asyncio.get_running_loop(), self._cluster
         assert cluster is not None
 
         def look() -> None:
-            reason = cluster.down
-            for info in [] if reason else registry.models():
-                lease = registry.serving(info.name)
-                if lease is None or not registry.default_of(info.name):
-                    continue
-                try:
-                    lease.model.remote.check()  # type: ignore[attr-defined]  # all are remote here
-                except CondenseryError as error:
-                    reason = f"{info.name}: {error.message}"
-                    break
-            on_fault(reason)
-
-        registry.watch(look)
+            on_fault(cluster.down)
+            for info in registry.models():
+                registry.lifecycle.states.update_metrics(info.name)
+            registry.notify()
 
         def in_loop(function: Callable[..., None], *args: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the server has ended

@@ -215,7 +215,7 @@ COUNTED = (
     "condensery_inter_token_seconds",
     "condensery_oom_total",
     "condensery_rejected_total",
-    "condensery_stage_seconds",
+    "condensery_stage_duration_seconds",
     "condensery_step_tokens",
     "condensery_truncated_inputs",
     "condensery_worker_restarts_total",

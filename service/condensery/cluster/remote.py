@@ -101,6 +101,7 @@ class Remote:
                     async with asyncio.timeout_at(_silent_at(request)):
                         return self._read(await self._replicas.call(call), request)
                 except TimeoutError:
+                    request.work_begun = True  # it was sent: what became of it is not known
                     raise request.expired() from None
                 except ReplicaLost as lost:
                     if last:
@@ -137,6 +138,7 @@ class Remote:
                                 begun = True
                                 yield value
                 except TimeoutError:
+                    request.work_begun = True  # it was sent: what became of it is not known
                     raise request.expired() from None
                 except ReplicaLost as lost:
                     if last or begun:
@@ -152,6 +154,15 @@ class Remote:
     def busy(self) -> bool:
         """Whether calls are under way."""
         return self.running > 0
+
+    @property
+    def unready(self) -> str | None:
+        """Why no replica can serve a call now; None: one can."""
+        try:
+            self._replicas.check()
+        except Unavailable as error:
+            return f"{self.model.name}: {error.message}"
+        return None
 
     def close(self) -> None:
         """Refuse new calls; the replicas finish those under way."""
@@ -202,6 +213,11 @@ class _Elsewhere:
     def busy(self) -> bool:
         """Whether calls are under way."""
         return self.remote.busy
+
+    @property
+    def unready(self) -> str | None:
+        """Why no replica can serve a call now; None: one can."""
+        return self.remote.unready
 
     def close(self) -> None:
         """Refuse new calls; those under way are finished."""
@@ -335,7 +351,6 @@ class RemoteGenerator(_Elsewhere):
     """A pair's generator that runs elsewhere: a prompt there, tokens back one at a time."""
 
     writer: None = None
-    unready: None = None
 
     def __init__(self, remote: Remote, bounds: GeneratorBounds) -> None:
         super().__init__(remote)

@@ -56,7 +56,6 @@ RUNTIME_SETTINGS = (
 COMPRESS = "compress"
 METHODS = frozenset({"embed", "embed_tokens", "classify", "score", COMPRESS})
 STREAMS = frozenset({"generate"})
-FATAL_SECONDS = 1.0  # for forward passes that run as it closes
 FAULT_STATUS = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
 
 _log = logging.getLogger(__name__)
@@ -162,14 +161,6 @@ class Replica:
                 retry_after_seconds=1.0,
             )
         return loaded.model
-
-    def close(self) -> None:
-        """Refuse new calls; what runs is finished."""
-        self._watchdog.close()
-        for loaded in self._loaded.values():
-            loaded.model.close()
-        for workers in self._loader.workers.all():
-            workers.close(FATAL_SECONDS)
 
     # What Serve asks
 

@@ -6,7 +6,6 @@ too, so that little is lost with a replica that is killed.
 """
 
 import asyncio
-import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ class ReplicaMetrics:
         self._gone: defaultdict[SampleKey, float] = defaultdict(float)
         self._stop = threading.Event()
         self._reading = threading.Lock()
-        self._scraping = asyncio.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
         metrics.registry.others = self.total
         metrics.registry.refresh = self.refresh
         self._thread = threading.Thread(target=self._run, name="replica-metrics", daemon=True)
@@ -45,10 +44,13 @@ class ReplicaMetrics:
             return sums
 
     async def refresh(self) -> None:
-        """Read every replica, as they are now; those that are slow count as last time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SCRAPE_SECONDS), self._scraping:
-                await asyncio.to_thread(self.read)
+        """Read every replica, as they are now; those that are slow count as last time.
+
+        One reading serves all scrapes that come meanwhile: a replica that hangs holds one thread.
+        """
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(asyncio.to_thread(self.read))
+        await asyncio.wait({self._refreshing}, timeout=SCRAPE_SECONDS)
 
     def read(self) -> None:
         """Read every replica that is up. Blocks for some seconds at most."""

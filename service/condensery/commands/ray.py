@@ -56,8 +56,7 @@ def run_deploy(args: argparse.Namespace) -> NoReturn:
     with require_extra("serve"):
         from condensery.cluster.config import read_config
     config = read_config(parsed.config)
-    with require_extra("ray"):
-        import ray.serve  # noqa: F401  refused at once where it is missing
+    _require_ray()
     from condensery.cluster.loading import ClusterModels
     from condensery.server import serve
 
@@ -93,6 +92,15 @@ def run_delete(args: argparse.Namespace) -> int:
     return 0
 
 
+def _require_ray() -> None:
+    """Import Ray, which reads what we have to say to it; refused at once where it is missing."""
+    from condensery.cluster.deployments import set_environment
+
+    set_environment()
+    with require_extra("ray"):
+        import ray.serve  # noqa: F401
+
+
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", type=Path, metavar="CONFIG", help="YAML file: groups of models (docs/ray.md)"
@@ -111,8 +119,7 @@ def _join(path: Path) -> "Cluster":
     config = read_config(path)
     if config.address is None:
         raise InputError(f"{path}: address: it names no running Ray; `auto` is this machine's")
-    with require_extra("ray"):
-        import ray.serve  # noqa: F401
+    _require_ray()
     from condensery.cluster.deployments import Cluster
 
     cluster = Cluster(config, {}, "", max_requests=1, drain_seconds=1.0)

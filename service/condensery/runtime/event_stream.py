@@ -73,6 +73,7 @@ class RequestFailure(Exception):
         theirs: What it says of that itself.
         again: Whether another try may help.
         retry_after: Seconds until then, as the server says.
+        sent: Whether there was a request: a server that is known not to work gets none.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RequestFailure(Exception):
         *,
         again: bool = False,
         retry_after: float | None = None,
+        sent: bool = True,
     ) -> None:
         super().__init__(problem)
         self.kind = kind
@@ -90,10 +92,11 @@ class RequestFailure(Exception):
         self.theirs = theirs
         self.again = again
         self.retry_after = retry_after
+        self.sent = sent
 
-    def copy(self) -> "RequestFailure":
-        """Return another one of the same, to be raised anew."""
-        how: dict[str, Any] = {"again": self.again, "retry_after": self.retry_after}
+    def unsent(self) -> "RequestFailure":
+        """Return one of the same for a request that is not sent, because of it."""
+        how: dict[str, Any] = {"again": self.again, "retry_after": self.retry_after, "sent": False}
         return RequestFailure(self.kind, self.problem, self.theirs, **how)
 
     def error(self, server: AskedServer) -> CondenseryError:
@@ -190,7 +193,8 @@ class StreamClient:
                         yield token
                 return
             except RequestFailure as failure:
-                self._count(failure, call)
+                if failure.sent:
+                    self._count(failure, call)
                 wait = None
                 if failure.again and not begun and tries <= self._server.retries:
                     wait = self._wait_seconds(failure, tries, call)
@@ -200,18 +204,26 @@ class StreamClient:
 
     @asynccontextmanager
     async def stream(
-        self, url: str, body: bytes, call: RequestContext, count: Callable[[], int]
+        self,
+        url: str,
+        body: bytes,
+        call: RequestContext,
+        count: Callable[[], int],
+        *,
+        probe: bool = False,
     ) -> AsyncGenerator[EventStream, None]:
         """Send a request, and yield its reply's stream; close it in the end.
 
         Args:
             count: Of the tokens that were written, once it ends.
+            probe: Whether nobody waits for an answer: the metrics count those that do.
 
         Raises:
             RequestFailure: The server is not there, or replies what is no stream.
             DeadlineExceeded: The caller's time is over.
         """
-        self.metrics.answer_server_requests.inc()
+        if not probe:
+            self.metrics.answer_server_requests.inc()
         async with (
             self._traced(url, count, call) as headers,
             self._open("POST", url, body, call, headers) as response,

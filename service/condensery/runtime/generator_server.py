@@ -28,7 +28,7 @@ import numpy as np
 import orjson
 import torch
 
-from condensery.errors import CondenseryError, ModelFault, Unavailable
+from condensery.errors import CondenseryError, DeadlineExceeded, ModelFault, Unavailable
 from condensery.networks.known_answers import KnownAnswer, PromptTable
 from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.quoting import Quotes
@@ -372,7 +372,7 @@ class GeneratorServer:
             await asyncio.wait({self._checking()}, timeout=left)
             call.check()
         if (problem := self._problem) is not None:
-            raise problem.copy()
+            raise problem.unsent()
 
     async def _check(self) -> None:
         """See whether it is there, and, where that is due, whether it says what it must."""
@@ -438,7 +438,8 @@ class GeneratorServer:
             vocabulary=self._vocabulary,
         )
         url = f"{self._url}/completions"
-        async with self._client.stream(url, body, call, lambda: reading.count) as events:
+        stream = self._client.stream(url, body, call, lambda: reading.count, probe=True)
+        async with stream as events:
             while not reading.ended:
                 for event in await events.next():
                     reading.take(event)
@@ -473,7 +474,7 @@ async def _read_to_the_end(events: EventStream) -> None:
         async with asyncio.timeout(LAST_SECONDS):
             while not any(is_done(event) for event in await events.next()):
                 pass
-    except (RequestFailure, TimeoutError):
+    except (RequestFailure, DeadlineExceeded, TimeoutError):
         pass  # all that was wanted is there
 
 

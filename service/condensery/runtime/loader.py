@@ -48,6 +48,9 @@ class RunningModel(Protocol):
     What it is asked for is for its roles: what has the role "encoder" has the methods of
     ``jobs.interfaces.Encoder``, and so on.
 
+    What may be there and not able to work, for some of it is elsewhere, has ``unready`` too: why
+    it can't, or None.
+
     Attributes:
         info: What ``/v1/models`` shows of it.
     """

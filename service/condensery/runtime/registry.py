@@ -221,8 +221,8 @@ class ModelRegistry:
         """
         names = set(self._defaults.values()) if name is None else {name}
         leases = (self._serving[name] for name in sorted(names & set(self._serving)))
-        models = (lease.model for lease in leases if isinstance(lease.model, OscarModel))
-        return next((model.unready for model in models if model.unready is not None), None)
+        reasons = (getattr(lease.model, "unready", None) for lease in leases)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def serving(self, name: str) -> ModelLease | None:
         """Return what serves by a model's own name."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condensery.cluster.messages import Call, ModelId, Reply
+from condensery.cluster.messages import COUNTED, NOT_ADDED, SHOWN, Call, ModelId, Reply
 from condensery.cluster.remote import Remote, RemoteEncoder, RemotePair, ReplicaLost, remote_model
 from condensery.cluster.replica import Replica
 from condensery.errors import (
@@ -21,6 +21,7 @@ from condensery.errors import (
     ModelFault,
     Unavailable,
 )
+from condensery.metrics import Metrics
 from condensery.question import Sampling
 from condensery.request_context import RequestContext, serving_request
 from condensery.store.store import ModelStore
@@ -93,7 +94,11 @@ async def make_replica(store: Path, *names: str) -> tuple[Replica, dict[str, Mod
 async def replica(store_with_pair: Path) -> AsyncIterator[tuple[Replica, dict[str, ModelId]]]:
     made = await make_replica(store_with_pair, "minilm-l6", "oscar-mini")
     yield made
-    made[0].close()
+    made[0]._watchdog.close()
+    for loaded in made[0]._loaded.values():
+        loaded.model.close()
+    for workers in made[0]._loader.workers.all():
+        workers.close(1.0)
 
 
 @pytest.fixture
@@ -300,3 +305,9 @@ def test_our_errors_pickle_whole() -> None:
     assert isinstance(copied, CondenseryError)
     assert type(copied) is InputError
     assert vars(copied) == vars(error)
+
+
+def test_what_replicas_count_has_names_that_there_are() -> None:
+    names = {family.name for family in Metrics(tei=True).registry.collect()}
+    for prefix in (*COUNTED, *SHOWN, *NOT_ADDED):
+        assert any(f"{name}_total".startswith(prefix) for name in names), prefix
