@@ -374,6 +374,7 @@ class Index:
                 *(self._writer, self.spec, file, cache_every, self._report),
                 open_reader=partial(database.open_reader, self._database),
                 writing=self._write_lock,
+                count=self._counts[1],
             )
         opened = self.databases.open(binding)
         try:

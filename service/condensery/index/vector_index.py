@@ -109,6 +109,7 @@ class VectorIndex:
         report: Called with what was amiss and mended.
         open_reader: Opens a connection that reads the index's SQLite file.
         writing: Keeps all writes to the index out; raises IndexClosed once it is closed.
+        count: Passages that SQLite has.
 
     Attributes:
         cache: The vectors.
@@ -128,6 +129,7 @@ class VectorIndex:
         report: Report,
         open_reader: Callable[[], sqlite3.Connection],
         writing: Callable[[], AbstractContextManager[None]],
+        count: int,
     ) -> None:
         self._connection = connection
         self._open_reader = open_reader
@@ -145,7 +147,7 @@ class VectorIndex:
         self._report = report
         self._lock = ReadWriteLock()
         self._written = passages.latest_write(connection)
-        restored = restore(connection, spec, file, report)
+        restored = restore(connection, spec, file, report, count)
         self.cache = restored.cache
         self.saved = restored.saved
         # passages changed, and how many of them the file has; saving was last tried at so many
@@ -436,9 +438,12 @@ class Restored:
 
 
 def restore(
-    connection: sqlite3.Connection, spec: IndexSpec, path: Path, report: Report
+    connection: sqlite3.Connection, spec: IndexSpec, path: Path, report: Report, count: int
 ) -> Restored:
     """Load the cache at ``path`` and bring it up to date, or build it anew if it can't serve.
+
+    Args:
+        count: Passages that SQLite has, which takes long to find out.
 
     Raises:
         StorageError: SQLite's own content contradicts itself.
@@ -451,11 +456,11 @@ def restore(
             raise CacheUnusable("of another history of this index")
         if cache.mapped and path.stat().st_size <= _READ_AT_ONCE:
             cache.take(cache.in_memory(_go_on))
-        if stamp == now and cache.live == passages.count(connection)[1]:
+        if stamp == now and cache.live == count:
             return Restored(cache, saved=stamp.sequence, unsaved=0)
         added, removed = _catch_up(connection, spec, cache)
     except CacheUnusable as error:
-        cache = build(connection, spec)
+        cache = build(connection, spec, count)
         if cache.live or path.exists():
             report("index_cache_rebuilt", reason=str(error), passages=cache.live)
         # a file refused once must not come back when row ids have moved on
@@ -468,15 +473,14 @@ def restore(
     return Restored(cache, saved=stamp.sequence, unsaved=added + removed)
 
 
-def build(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
+def build(connection: sqlite3.Connection, spec: IndexSpec, count: int) -> VectorCache:
     """Fill a new cache with every vector that SQLite holds: a flat one, if another takes long."""
-    _, expected = passages.count(connection)
-    later = spec.kind == "hnsw" and expected > _BUILT_AT_ONCE
+    later = spec.kind == "hnsw" and count > _BUILT_AT_ONCE
     make = VectorCache.standing_in if later else VectorCache
     cache = make(spec.kind, spec.metric, spec.dims, spec.options)
     for rows, vectors in passages.vector_blocks(connection, spec.dims):
         cache.add(rows, vectors)
-    _check_count(cache, expected)
+    _check_count(cache, count)
     return cache
 
 
