@@ -211,9 +211,16 @@ class VectorIndex:
         """Add vectors, a few at a time: queries go between.
 
         Raises:
-            StorageError: Those that there are can't be brought into memory.
+            StorageError: Those that there are can't be brought into memory; there is no room.
         """
         self._have_in_memory()
+        if self.cache.must_grow(len(rows)):
+            try:
+                grown = self.cache.grown()  # beside the old ones, which queries go on with
+            except (MemoryError, RuntimeError) as error:
+                raise StorageError(f"There is no memory for more vectors: {error}.") from error
+            with self.write_lock():
+                self.cache.take(grown)
         for start in range(0, len(rows), _ADD_BLOCK):
             block = slice(start, start + _ADD_BLOCK)
             with self.write_lock():

@@ -27,6 +27,9 @@ MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
 # Vectors copied at once: 6 MB at 384 dimensions.
 _COPIED = 4096
+# Vectors that FAISS makes room for by itself: beyond these it would move all of them, to twice the
+# room, while queries wait.
+_ROOM = 16_384
 
 
 @contextmanager
@@ -91,6 +94,7 @@ class VectorCache:
         self._places = Places()
         self.mapped = False
         self._vectors_checksum = 0  # of a mapped one
+        self._room = _ROOM  # for so many vectors, without moving them
 
     @property
     def live(self) -> int:
@@ -176,13 +180,23 @@ class VectorCache:
         """Return a flat cache of the living rows alone; this one stays as it is."""
         fresh = VectorCache.standing_in(self.kind, self.metric, self.dims, self._options)
         living = np.flatnonzero(self._places.alive())
-        target, source = _make_room(fresh._vectors, len(living), self.dims), self._matrix()
+        vectors = faiss.IndexFlat(self.dims, METRICS[self.metric])
+        target, source = _make_room(vectors, len(living), self.dims), self._matrix()
         for start in range(0, len(living), _COPIED):
             block = slice(start, start + _COPIED)
             target[block] = source[living[block]]
-        fresh._vectors.ntotal = len(living)
+        vectors.ntotal = len(living)
+        fresh.take(vectors)
         fresh._places.append(self.rows()[living])
         return fresh
+
+    def must_grow(self, count: int) -> bool:
+        """Whether so many more vectors would move all that there are (``grown``)."""
+        return not self.approximates and len(self._places) + count > self._room
+
+    def grown(self) -> Any:
+        """Return what ``take`` takes: a copy of the vectors, with room for a quarter more."""
+        return self._copy(lambda block: None)
 
     @_one_thread()
     def search(
@@ -281,17 +295,16 @@ class VectorCache:
         Raises:
             CacheUnusable: It is not right: the file is damaged.
         """
-        fresh = faiss.IndexFlat(self.dims, METRICS[self.metric])
-        source = self._matrix()
-        target, checksum = _make_room(fresh, len(source), self.dims), 0
-        for start in range(0, len(source), _COPIED):
+        checksum = 0
+
+        def check(block: Floats) -> None:
+            nonlocal checksum
             go_on()
-            block = slice(start, start + _COPIED)
-            target[block] = source[block]
-            checksum = zlib.crc32(target[block].data, checksum)
+            checksum = zlib.crc32(block.data, checksum)
+
+        fresh = self._copy(check)
         if checksum != self._vectors_checksum:
             raise CacheUnusable("damaged")
-        fresh.ntotal = len(source)
         return fresh
 
     def read_anew(self, blocks: Iterable[tuple[Rows, Floats]]) -> Any:
@@ -310,17 +323,32 @@ class VectorCache:
         return fresh
 
     def take(self, vectors: Any) -> None:
-        """Go on with vectors in memory, the same at the same places, instead of mapped ones."""
+        """Go on with vectors in other memory, the same at the same places."""
         self._put(vectors)
         self.mapped = False
+        self._room = _room_for(vectors.ntotal)
 
     def _put(self, vectors: Any) -> None:
         if self.searched_as == "flat":
             self._index = vectors
         else:
+            if self._index.own_fields:  # what it has was its own to free: ours now
+                self._vectors.this.own(True)
             self._index.storage = vectors
             self._index.own_fields = False
         self._vectors = vectors
+
+    def _copy(self, seen: Callable[[Floats], None]) -> Any:
+        """Return a copy of the vectors; ``seen`` is given each block that was copied."""
+        fresh = faiss.IndexFlat(self.dims, METRICS[self.metric])
+        source = self._matrix()
+        target = _make_room(fresh, len(source), self.dims)
+        for start in range(0, len(source), _COPIED):
+            block = slice(start, start + _COPIED)
+            target[block] = source[block]
+            seen(target[block])
+        fresh.ntotal = len(source)
+        return fresh
 
     def _matrix(self) -> Floats:
         """Return the vectors by their places, (count, dims), where they are at the moment."""
@@ -408,9 +436,14 @@ def _vectors_under(index: Any) -> Any:
     return faiss.downcast_index(index.storage)
 
 
+def _room_for(count: int) -> int:
+    return max(_ROOM, count + count // 4)
+
+
 def _make_room(flat: Any, count: int, dims: int) -> Floats:
     """Return where so many vectors of a flat index are to be written, (count, dims), all zero."""
-    flat.codes.resize(4 * count * dims)
+    flat.codes.resize(4 * dims * _room_for(count))
+    flat.codes.resize(4 * dims * count)  # the room stays
     numbers: Floats = faiss.rev_swig_ptr(flat.get_xb(), count * dims)
     return numbers.reshape(count, dims)
 

@@ -312,3 +312,30 @@ def test_faiss_uses_one_thread_and_leaves_the_callers_own_as_they_were() -> None
     thread.join()
     assert watched.threads == [1, 1]
     assert after == [2]
+
+
+def address(cache: VectorCache) -> int:
+    numbers = faiss.rev_swig_ptr(cache._vectors.get_xb(), DIMS)
+    return int(numbers.ctypes.data)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_room_for_more_changes_nothing_and_is_made_before_it_is_needed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ROOM", 100)
+    vectors, query = make_vectors(500), make_vectors(1, seed=1)[0]
+    cache, whole = VectorCache(kind, "ip", DIMS), fill(kind, "ip", vectors)
+    moved = 0
+    for start in range(0, 500, 10):
+        block = slice(start, start + 10)
+        if cache.must_grow(10):
+            before = cache.search(query, 20)
+            cache.take(cache.grown())
+            assert cache.search(query, 20) == before
+            moved += 1
+        at = address(cache)
+        cache.add(np.arange(1000 + start, 1010 + start, dtype=np.int64), vectors[block])
+        assert not moved or address(cache) == at, "FAISS moved them itself"
+    assert moved == 8  # at 100, 125, 156, ...: a quarter more each time
+    assert cache.search(query, 20) == whole.search(query, 20)
