@@ -317,8 +317,9 @@ class VectorCache:
         fresh = faiss.IndexFlat(self.dims, METRICS[self.metric])
         target = _make_room(fresh, len(self._places), self.dims)
         for rows, vectors in blocks:
-            there = np.isin(rows, self.rows())
-            target[self._places.of(rows[there])] = vectors[there]
+            places = np.minimum(self._places.of(rows), len(target) - 1)
+            there = self.rows()[places] == rows
+            target[places[there]] = vectors[there]
         fresh.ntotal = len(target)
         return fresh
 
