@@ -218,3 +218,47 @@ def test_a_large_file_that_is_behind_is_read_before_the_start_goes_on(
         assert not store.find("kb")._vector_index.cache.mapped
         assert_agrees(store, filled)
     assert [event for event, _ in events(caplog)] == ["index_cache_caught_up"]
+
+
+@pytest.mark.usefixtures("large")
+def test_queries_see_whole_writes_while_vectors_move_and_files_are_written(
+    filled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("condensery.index.vectors._ROOM", 50)
+    monkeypatch.setattr("condensery.index.vectors._COPIED", 16)
+    errors: list[BaseException] = []
+    done = threading.Event()
+    asked = 0
+
+    def read() -> None:
+        nonlocal asked
+        try:
+            for vector in make_vectors(100_000, seed=3):
+                if done.is_set():
+                    return
+                hits = store.query("kb", vector, top_k=5000)
+                assert len([hit for hit in hits if hit.document_id.startswith("d")]) == 200
+                # of each of the others all or none
+                more = [hit for hit in hits if not hit.document_id.startswith("d")]
+                assert len(more) % 20 == 0
+                asked += 1
+        except BaseException as error:
+            errors.append(error)
+            done.set()
+
+    with open_store(filled, cache_every=20) as store:
+        reader = threading.Thread(target=read)
+        reader.start()
+        for seed in range(60):
+            if done.is_set():
+                break
+            make_batch([f"x{seed}-{n}" for n in range(10)], seed=seed).upsert(store)
+            make_batch([f"d{n}" for n in range(seed, seed + 10)], seed=seed).upsert(store)
+        wait_until(lambda: asked > 20 or done.is_set())
+        done.set()
+        reader.join(60)
+        assert errors == []
+        assert_agrees(store, filled)
+    with open_store(filled) as store:
+        assert_agrees(store, filled)
+    assert events(caplog) == []
