@@ -19,6 +19,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from condensery.atomic_files import sync_path
 from condensery.index.passages import Rows, Stamp
 from condensery.values import Floats
 
@@ -103,22 +104,17 @@ def write(
     try:
         with aside.open("wb") as file:
             file.seek(_HEADER_BYTES)
-            checksum = vectors_checksum = 0
+            checksum = 0
             for part in parts:
-                file.write(part.data)
-                checksum = zlib.crc32(part.data, checksum)
+                step = _SYNCED // part.itemsize
+                pieces = (part[at : at + step] for at in range(0, len(part), step))
+                checksum = _write_synced(file, pieces, checksum)
+            vectors_checksum = 0
             if vectors is not None:
                 start = _flat_start(metric, dims, len(rows))
                 file.seek(_flat_offset(file.tell(), len(start)))
                 file.write(start)
-                unsynced = 0
-                for block in vectors:
-                    file.write(block.data)
-                    vectors_checksum = zlib.crc32(block.data, vectors_checksum)
-                    unsynced += block.nbytes
-                    if unsynced >= _SYNCED:
-                        _sync(file)
-                        unsynced = 0
+                vectors_checksum = _write_synced(file, vectors, 0)
             header = Header(
                 format=FORMAT,
                 faiss=faiss.__version__,
@@ -139,6 +135,7 @@ def write(
             file.write(line.ljust(_HEADER_BYTES - 1) + b"\n")
             _sync(file)  # or a power cut may leave holes, which no start would look for
         aside.replace(path)
+        sync_path(path.parent)  # before SQLite forgets the write that the old file holds
     except BaseException:
         if aside.is_file():
             aside.unlink()
@@ -195,7 +192,8 @@ def _header(line: bytes, size: int) -> Header:
         if held["format"] != FORMAT:
             raise CacheUnusable("of another format or another index")
         header = Header(**held)
-        if not all(0 <= count <= size for count in (header.rows, header.dead, header.structure)):
+        lengths = (header.rows, header.dead, header.structure)
+        if not all(type(length) is int and 0 <= length <= size for length in lengths):
             raise ValueError("a part is longer than the file")
     except (ValueError, TypeError, KeyError) as error:
         raise CacheUnusable("no header") from error
@@ -217,6 +215,19 @@ def _flat_offset(end: int, start: int) -> int:
 
 def _reader(data: NDArray[np.uint8]) -> Any:
     return faiss.ZeroCopyIOReader(faiss.swig_ptr(data), data.nbytes)
+
+
+def _write_synced(file: Any, blocks: Iterable[NDArray[Any]], checksum: int) -> int:
+    """Write blocks, and sync now and then; returns the checksum, continued over them."""
+    unsynced = 0
+    for block in blocks:
+        file.write(block.data)
+        checksum = zlib.crc32(block.data, checksum)
+        unsynced += block.nbytes
+        if unsynced >= _SYNCED:
+            _sync(file)
+            unsynced = 0
+    return checksum
 
 
 def _sync(file: Any) -> None:

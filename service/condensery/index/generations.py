@@ -47,7 +47,10 @@ def point(index: Path, generation: Path) -> None:
     Raises:
         OSError: The disk refused; the one before goes on.
     """
-    for path in (*generation.iterdir(), generation, index):
+    for path in generation.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a cache file that was renamed into place
+            sync_path(path)
+    for path in (generation, index):
         sync_path(path)
     replace_atomically(index / CURRENT, f"{generation.name}\n")
 
@@ -65,7 +68,7 @@ def tidy(index: Path, databases: VectorDatabases, keep: Collection[str] = ()) ->
         if path.is_dir() and _GENERATION.fullmatch(path.name):
             if path != serving and path.name not in keep:
                 databases.remove(path)
-        elif serving != index and path.name.startswith(("index.sqlite3", "vectors.faiss", BINDING)):
+        elif serving != index and path.name.startswith(("index.sqlite3", "vectors.", BINDING)):
             if path.name == BINDING and not databases.forget(path):
                 continue  # the next start tries again
             with contextlib.suppress(OSError):

@@ -41,17 +41,21 @@ class Places:
         """The highest row there is, tombstones included; 0 if there is none."""
         return int(self._rows[self._count - 1]) if self._count else 0
 
-    def append(self, rows: Rows) -> None:
-        """Put rows at the places that follow; they are over all there are, and ascending."""
-        count = self._count + len(rows)
+    def reserve(self, more: int) -> None:
+        """Make room for so many more rows; after it ``append`` of them can't fail."""
+        count = self._count + more
         if count > len(self._rows):
             room = max(2 * len(self._rows), -(-count // _LEAST) * _LEAST)
             more_rows, more_alive = np.empty(room, np.int64), np.full(room // 8, 0xFF, np.uint8)
             more_rows[: self._count] = self.rows
             more_alive[: len(self._alive)] = self._alive
             self._rows, self._alive = more_rows, more_alive
-        self._rows[self._count : count] = rows
-        self._count = count
+
+    def append(self, rows: Rows) -> None:
+        """Put rows at the places that follow; they are over all there are, and ascending."""
+        self.reserve(len(rows))
+        self._rows[self._count : self._count + len(rows)] = rows
+        self._count += len(rows)
 
     def of(self, rows: Rows) -> Rows:
         """Return where rows stand that are there."""

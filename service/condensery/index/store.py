@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -384,4 +385,10 @@ class IndexStore:
             info = index.info
             self._metrics.index_passages.labels(info.name, info.encoder).set(info.passages)
             behind = self._metrics.index_cache_behind.labels(info.name)
-            behind.set_function(lambda: index.cache_behind)  # saving ends after the write
+            # read when it is asked for, since saving ends after the write; by name, so that it
+            # holds no index that was dropped
+            behind.set_function(partial(self._behind, info.name))
+
+    def _behind(self, name: str) -> int:
+        index = self.names.open.get(name)
+        return 0 if index is None else index.cache_behind

@@ -152,9 +152,14 @@ class VectorIndex:
         self.saved = restored.saved
         # passages changed, and how many of them the file has; saving was last tried at so many
         self._changes, self._changes_saved, self._changes_tried = restored.unsaved, 0, 0
+        self._save_is_due = False  # for another reason
+        with contextlib.suppress(OSError):
+            file.with_suffix(".new").unlink()  # left by a process that was killed
         if self.cache.mapped:
-            self._owner = threading.Thread(target=self._own_aside, name="index-own", daemon=True)
-            self._owner.start()
+            owner = threading.Thread(target=self._own_aside, name="index-own", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread: then the first write does it
+                owner.start()
+                self._owner = owner
         if self.cache.needs_training:
             self._begin_anew()
 
@@ -246,7 +251,8 @@ class VectorIndex:
                 self._begin_anew()
             elif self.cache.needs_compaction:
                 self._compact()
-            if self._changes - self._changes_tried >= max(self._save_every, self.cache.live // 4):
+            changes = self._changes - self._changes_tried
+            if self._save_is_due or changes >= max(self._save_every, self.cache.live // 4):
                 self._begin_save()
         except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
             self._report("index_cache_upkeep_failed", reason=str(error))
@@ -287,8 +293,7 @@ class VectorIndex:
     def _compact(self) -> None:
         if self.cache.searched_as != "flat":
             self._begin_anew()
-        else:
-            self._have_in_memory()
+        elif not self.cache.mapped:  # else after one of the next writes
             # beside the old one: moving what follows a tombstone would keep queries out as long
             fresh = self.cache.compacted()
             with self.write_lock():
@@ -303,15 +308,16 @@ class VectorIndex:
         """
         if (self._saver is not None and self._saver.is_alive()) or self.cache.mapped:
             return
-        self._changes_tried = self._changes
+        self._changes_tried, self._save_is_due = self._changes, False
         cut = self.cache.cut(self._written)
-        self._saver = threading.Thread(
+        saver = threading.Thread(
             target=self._save,
             args=(self.cache, cut, self._changes),
             name="index-save",
             daemon=True,
         )
-        self._saver.start()
+        saver.start()
+        self._saver = saver
 
     def _save(self, cache: VectorCache, cut: Cut, changes: int) -> None:
         try:
@@ -393,8 +399,13 @@ class VectorIndex:
         if self._maker is not None or self.cache.live < self._failed_at * _GROWN:
             return
         self._discarded.clear()
-        self._maker = threading.Thread(target=self._make_anew, name="index-anew", daemon=True)
-        self._maker.start()
+        maker = threading.Thread(target=self._make_anew, name="index-anew", daemon=True)
+        self._maker = maker  # which it takes back at its end
+        try:
+            maker.start()
+        except RuntimeError:
+            self._maker = None
+            raise
 
     def _make_anew(self) -> None:
         """Fill a cache from SQLite while writes go on, and at the end let nobody write."""
@@ -410,6 +421,7 @@ class VectorIndex:
                     self.cache = fresh
                 self._maker, self._failed_at = None, 0
                 self._changes += 1  # the file has the old one
+                self._save_is_due = True
                 self._begin_save()
         except IndexClosed:
             return

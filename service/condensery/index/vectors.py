@@ -90,11 +90,13 @@ class VectorCache:
         if index is None:
             index = make_untrained(kind, metric, dims, self._options)
         self._index = index
-        self._vectors = _vectors_under(index)
+        self._vectors = index if isinstance(index, faiss.IndexFlat) else None
         self._places = Places()
         self.mapped = False
         self._vectors_checksum = 0  # of a mapped one
         self._room = _ROOM  # for so many vectors, without moving them
+        if isinstance(index, faiss.IndexHNSW):
+            self._put(faiss.IndexFlat(dims, METRICS[metric]))
 
     @property
     def live(self) -> int:
@@ -167,7 +169,14 @@ class VectorCache:
         return self._places.last
 
     def add(self, rows: Rows, vectors: Floats) -> None:
-        """Add vectors (rows, dims) under new row ids, to what is not ``mapped``."""
+        """Add vectors (rows, dims) under new row ids, to what is not ``mapped``.
+
+        Raises:
+            MemoryError: There is no room; nothing is added.
+            RuntimeError: FAISS failed in the middle of an addition before: it can't be added to.
+        """
+        self._check_whole()
+        self._places.reserve(len(rows))
         with _one_thread():
             self._index.add(np.ascontiguousarray(vectors))
         self._places.append(rows)
@@ -230,7 +239,12 @@ class VectorCache:
     # The file
 
     def cut(self, stamp: Stamp) -> Cut:
-        """Return what is to be saved of it as it is, while nobody changes it."""
+        """Return what is to be saved of it as it is, while nobody changes it.
+
+        Raises:
+            RuntimeError: FAISS failed in the middle of an addition before.
+        """
+        self._check_whole()
         if self.searched_as == "flat":
             structure = np.empty(0, np.uint8)
         else:
@@ -333,10 +347,12 @@ class VectorCache:
         if self.searched_as == "flat":
             self._index = vectors
         else:
-            if self._index.own_fields:  # what it has was its own to free: ours now
-                self._vectors.this.own(True)
+            # SWIG takes from Python what is put into a member; it is Python's to free, as before.
+            # What a new graph had, an empty index, is nobody's then: to take over what Python did
+            # not make breaks SWIG's count of its own objects, and the process with it.
             self._index.storage = vectors
             self._index.own_fields = False
+            vectors.this.own(True)
         self._vectors = vectors
 
     def _copy(self, seen: Callable[[Floats], None]) -> Any:
@@ -351,9 +367,16 @@ class VectorCache:
         fresh.ntotal = len(source)
         return fresh
 
+    def _check_whole(self) -> None:
+        """Raise if FAISS and ``Places`` would call a vector by different rows from now on."""
+        if self._index.ntotal != len(self._places):
+            raise RuntimeError("FAISS failed in the middle of an addition; restart the server")
+
     def _matrix(self) -> Floats:
         """Return the vectors by their places, (count, dims), where they are at the moment."""
         held = self._vectors
+        if not held.ntotal:  # they are nowhere
+            return np.empty((0, self.dims), np.float32)
         numbers: Floats = faiss.rev_swig_ptr(held.get_xb(), held.ntotal * self.dims)
         return numbers.reshape(held.ntotal, self.dims)
 
@@ -426,15 +449,6 @@ class VectorCache:
 
 
 # The FAISS index of each kind
-
-
-def _vectors_under(index: Any) -> Any:
-    """Return the flat index that holds an index's vectors; None of one that holds codes."""
-    if isinstance(index, faiss.IndexFlat):
-        return index
-    if not isinstance(index, faiss.IndexHNSW) or index.storage is None:
-        return None
-    return faiss.downcast_index(index.storage)
 
 
 def _room_for(count: int) -> int:

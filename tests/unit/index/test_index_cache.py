@@ -262,3 +262,51 @@ def test_queries_see_whole_writes_while_vectors_move_and_files_are_written(
     with open_store(filled) as store:
         assert_agrees(store, filled)
     assert events(caplog) == []
+
+
+def test_what_a_killed_process_left_of_a_file_goes_at_the_next_start(
+    filled: Path, file: Path
+) -> None:
+    left = file.with_suffix(".new")
+    left.write_bytes(b"half")
+    with open_store(filled) as store:
+        assert not left.exists()
+        assert_agrees(store, filled)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_deletion_of_many_does_not_wait_for_vectors_that_are_mapped(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("condensery.index.vectors.MIN_DEAD", 10)
+    gate = Gate(monkeypatch, "in_memory")
+    with open_store(filled) as store:
+        assert gate.reached.wait(60)
+        store.delete("kb", [f"d{n}" for n in range(50)])
+        assert store.info("kb").tombstones == 100
+        assert_agrees(store, filled)
+        gate.opened.set()
+        make_batch(["x"], seed=1).upsert(store)
+        store.find("kb").wait_until_agreed(60)
+        assert store.info("kb").tombstones == 0
+        assert_agrees(store, filled)
+
+
+def test_a_graph_that_is_ready_while_a_file_is_written_is_saved_after_the_next_write(
+    filled: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(filled) as store:
+        if store.info("kb").kind == "flat":
+            return
+    monkeypatch.setattr(vector_index, "_BUILT_AT_ONCE", 10)
+    file.unlink()
+    with open_store(filled, cache_every=10) as store:
+        index = store.find("kb")
+        index.wait_until_agreed(60)
+        assert store.info("kb").searched_as == "hnsw"
+        assert not index._vector_index._save_is_due
+        assert index.cache_behind == 0
+        index._vector_index._save_is_due = True  # a save was under way
+        store.delete("kb", ["d1"])
+        index.wait_until_agreed(60)
+        assert index.cache_behind == 0

@@ -13,6 +13,7 @@ from condensery.index import cache_file
 from condensery.index import vectors as module
 from condensery.index.cache_file import CacheUnusable
 from condensery.index.passages import Stamp
+from condensery.index.places import Places
 from condensery.index.vectors import VectorCache
 
 DIMS = 16
@@ -337,5 +338,43 @@ def test_room_for_more_changes_nothing_and_is_made_before_it_is_needed(
         at = address(cache)
         cache.add(np.arange(1000 + start, 1010 + start, dtype=np.int64), vectors[block])
         assert not moved or address(cache) == at, "FAISS moved them itself"
+    assert cache._vectors.thisown, "nobody would ever free them"
     assert moved == 8  # at 100, 125, 156, ...: a quarter more each time
     assert cache.search(query, 20) == whole.search(query, 20)
+
+
+def test_the_first_write_may_be_larger_than_the_room_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_ROOM", 10)
+    vectors, query = make_vectors(50), make_vectors(1, seed=1)[0]
+    cache = VectorCache("flat", "ip", DIMS)
+    assert cache.must_grow(50)
+    cache.take(cache.grown())
+    cache.add(np.arange(1000, 1050), vectors)
+    assert cache.search(query, 10)[0] == brute(vectors, query, "ip")[:10]
+
+
+def test_a_row_without_room_adds_nothing_and_shifts_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    vectors, query = make_vectors(60), make_vectors(1, seed=1)[0]
+    cache = fill("flat", "ip", vectors[:50])
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    for name in ("reserve", "append"):  # before FAISS has them, and when it has
+        with monkeypatch.context() as patch:
+            patch.setattr(Places, name, fail)
+            with pytest.raises(MemoryError):
+                cache.add(np.arange(1050, 1055), vectors[50:55])
+        if name == "reserve":
+            cache.add(np.arange(1050, 1055), vectors[50:55])
+            assert cache.search(query, 10)[0] == brute(vectors[:55], query, "ip")[:10]
+    for change in (
+        lambda: cache.add(np.arange(1055, 1060), vectors[55:]),
+        lambda: cache.cut(STAMP),
+    ):
+        with pytest.raises(RuntimeError, match="middle"):
+            change()
