@@ -5,8 +5,10 @@ Means, since means add up:
 
 - client and wire: what the caller waited less what the server says a request took
   (`condensery_request_duration_seconds`): the network's and both sides' HTTP, parsing, writing;
-- each stage as the server's metrics have it (`condensery_stage_duration_seconds`);
-- the rest of the server: admission, keys, hand-overs between threads.
+- stages as the server's metrics have them (`condensery_stage_duration_seconds`), of which those of
+  an answer's compression have its forward passes and most of its tokenising in them;
+- the rest of the server: admission, keys, waiting in the queue, hand-overs between threads. A
+  list's pieces wait while others run, so that their time in the queue is no part of the sum.
 
 Then several callers: requests a second, and core-seconds of the server a request, by door. And
 streamed answers beside whole ones: the event loop's time, which is the door's, for each event.
@@ -181,7 +183,6 @@ def measure_alone(
         "p50_ms": 1000 * statistics.median(taken),
         "wire_ms": whole - request,
         "stages_ms": stages,
-        "rest_ms": request - sum(stages.values()),
         "loop_ms": 1000 * loop / count,
     }
 
@@ -244,38 +245,42 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return rows
 
 
+def parts_of(stages: dict[str, float]) -> dict[str, float]:
+    """Return the stages that follow each other, milliseconds."""
+    if stages["compress"]:
+        return {"tokenize": 0.0, "work": stages["compress"], "generate": stages["generate"]}
+    return {"tokenize": stages["tokenize"], "work": stages["forward"], "generate": 0.0}
+
+
 def render(report: dict[str, Any]) -> str:
     rows, callers = report["rows"], report["callers"]
-    shown = [
-        stage
-        for stage in STAGES
-        if any(
-            row[door]["alone"]["stages_ms"][stage] > 0 for row in rows.values() for door in DOORS
-        )
-    ]
-    head = ["request", "door", "p50", "mean", *shown, "rest of the server", "client and wire"]
+    head = ["request", "door", "p50", "mean", "tokenized", "forward or compressed", "generated"]
+    head += ["serialized", "rest of the server", "client and wire", "overhead"]
     lines = [
         "# Where a request's time goes",
         "",
         (
             f"Milliseconds, one caller, one worker (`--workers 1`); medians over {report['count']}"
-            " rounds, the doors in turn. Means add up along a row; a stage has all of its pieces."
+            " rounds, the doors in turn. From the third number on a row adds up to its mean."
         ),
         "",
-        f"| {' | '.join([*head, 'overhead'])} |",
-        f"|---|---|{'---:|' * (len(head) - 1)}",
+        f"| {' | '.join(head)} |",
+        f"|---|---|{'---:|' * (len(head) - 2)}",
     ]
     for title, row in rows.items():
         for door in DOORS:
             one = row[door]["alone"]
-            stages = [one["stages_ms"][stage] for stage in shown]
-            over = one["mean_ms"] / sum(stages) - 1
-            figures = [one["p50_ms"], one["mean_ms"], *stages, one["rest_ms"], one["wire_ms"]]
+            parts = parts_of(one["stages_ms"])
+            written = one["stages_ms"]["serialize"]
+            rest = one["mean_ms"] - one["wire_ms"] - sum(parts.values()) - written
+            figures = [one["p50_ms"], one["mean_ms"], *parts.values()]
+            figures += [written, rest, one["wire_ms"]]
             cells = " | ".join(f"{figure:.2f}" for figure in figures)
+            over = one["mean_ms"] / (parts["work"] + parts["generate"]) - 1
             lines.append(f"| {title} | {door} | {cells} | {over:.1%} |")
     lines += [
         "",
-        "Overhead: what the caller waits beyond the stages' sum.",
+        "Overhead: what the caller waits beyond forward passes, compressing and generating.",
         "",
         f"## gRPC beside REST, {callers} callers",
         "",

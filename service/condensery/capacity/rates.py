@@ -103,8 +103,8 @@ class Together:
     Attributes:
         requests: How many.
         work: Core-seconds that they took, over what the same ones take each among its like.
-        delay: Seconds that a short one took beyond its time alone, the mean: batches ran all the
-            time.
+        delay: Seconds that the shortest took beyond their time alone, the mean: batches ran all
+            the time.
     """
 
     requests: int

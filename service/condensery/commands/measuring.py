@@ -43,6 +43,7 @@ PAIR_LENGTHS = (32, 96)  # of passages; and as many as fit beside a question
 QUESTION_ROOM = 35
 ANSWER_PASSAGES, ANSWER_LENGTH, ANSWER_TOKENS = 5, 96, 32
 WRITE_LENGTH = 85
+SHORTEST_TOKENS = 32
 TOGETHER_SHARE = 0.1  # of the time, in which all kinds are sent at once
 CHARACTERS = 7  # of a token, at most in the mean
 MEASURED_KINDS = ("encoder", "oscar-pair", "reranker")
@@ -420,6 +421,11 @@ def measure(server: RunningServer, probe: Probe, callers: int, seconds: float) -
     return point
 
 
+def _is_shortest(point: Point) -> bool:
+    """Whether nearly all that a request takes beside batches is waiting for them."""
+    return is_short(point) and point.count * point.tokens <= SHORTEST_TOKENS
+
+
 def measure_together(
     server: RunningServer,
     measured: Sequence[tuple[Probe, tuple[Point, Point]]],
@@ -457,18 +463,17 @@ def measure_together(
     spent = send_in_turn(
         server, requests, callers, seconds, lambda place, taken, _: times.append((place, taken))
     )
-    alone = sum(sent[place][1][1].core_seconds for place, _ in times)
-    delays = [
-        taken - sent[place][1][0].seconds for place, taken in times if is_short(sent[place][1][0])
-    ]
+    among_its_like = sum(sent[place][1][1].core_seconds for place, _ in times)
+    pairs = [(sent[place][1][0], taken) for place, taken in times]
+    delays = [taken - alone.seconds for alone, taken in pairs if _is_shortest(alone)]
     together = Together(
         requests=len(times),
-        work=spent.core_seconds / alone,
+        work=spent.core_seconds / among_its_like,
         delay=max(0.0, statistics.fmean(delays)) if delays else 0.0,
     )
     print(
         f"all kinds, {callers} at once: {together.requests} requests, {together.work:.3f} times"
-        f" their core-ms; short ones take {1000 * together.delay:.1f} ms longer than alone",
+        f" their core-ms; the shortest take {1000 * together.delay:.1f} ms longer than alone",
         flush=True,
     )
     return together

@@ -207,15 +207,15 @@ class IndexMaintenance:
                 raise RebuildNotFound(
                     f"Index {old.name!r} is not being rebuilt.", field="index", value=name
                 )
-            self.forget(old.name)
+            self.forget(old.name, keep_cache=False)
             rebuilding.cancel(folder, old)
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, *, keep_cache: bool = True) -> None:
         """Close the files of an index's rebuild, if there is one; it can go on another time."""
         with self._store.catalogue_lock:  # not while it takes the old one's place
             rebuild = self._rebuilds.pop(name, None)
             if rebuild is not None and not self._store.serves(rebuild.fresh):
-                rebuild.fresh.close()
+                rebuild.fresh.close(keep_cache=keep_cache)
 
     def close(self) -> None:
         """Close the files of all rebuilds; they go on another time."""

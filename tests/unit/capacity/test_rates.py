@@ -67,7 +67,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": 2}, "format 2"),
+        ({"format": 1}, "format 1"),
         ({"points": []}, "no points"),
         ({"servers": 0}, "servers=0"),
         ({"memory": None}, "no rates"),

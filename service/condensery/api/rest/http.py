@@ -49,8 +49,12 @@ HEAD_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
 # For the peer to confirm the end of a TLS connection.
 TLS_CLOSE_SECONDS = 5.0
-# For the first byte of the next head, on a connection that is kept alive.
+# For the first byte of the next head, on a connection that is kept alive: where over half of the
+# connections that may be are open; and where there is room. Clients keep theirs for 5 seconds
+# (httpx, which OpenAI's client is made of) and longer. Whoever ends first must not be the server:
+# a request that is sent as it does is lost, and a POST is not sent again by itself.
 IDLE_SECONDS = 5
+ROOMY_IDLE_SECONDS = 75
 # For a client to read anything of what was sent to it.
 STALLED_WRITE_SECONDS = 60.0
 # From a refusal to the end of the connection: a client that is cut off as it sends reads nothing.
@@ -191,6 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._over_limit: Overloaded | None = None
         self._ending = False
         self._resuming = False
+        self._idle_since = 0.0  # the loop's clock
         self._callbacks: dict[Any, object] = {}
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -345,21 +350,29 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Limit the time of the rest of the body, which is not used."""
         super().on_response_complete()
+        self._idle_since = self.loop.time()
         if self._in_body and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._start_read_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """End a connection that is idle; not one whose next request lies unread: it would be reset.
+        """End a connection that is idle for long, or where there is not much room.
 
-        A loop that is late runs its timers before it reads.
+        Not one whose next request lies unread, which would be reset: a loop that is late runs its
+        timers before it reads.
         """
-        if not self.transport.is_closing() and has_arrived(self.transport.get_extra_info("socket")):
+        if not self.transport.is_closing() and (
+            has_arrived(self.transport.get_extra_info("socket")) or self._may_stay()
+        ):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
         else:
             super().timeout_keep_alive_handler()
+
+    def _may_stay(self) -> bool:
+        roomy = len(self.connections) <= self.bounds.connections / 2
+        return roomy and self.loop.time() < self._idle_since + ROOMY_IDLE_SECONDS
 
     def shutdown(self) -> None:
         """End the connection once every request on it, also one not all read, is answered."""

@@ -67,12 +67,32 @@ async def test_far_too_many_connections_are_ended_unheard(serve, services, monke
         assert count(services, "rejected_total", reason="connections") == 2
 
 
-async def test_a_connection_that_is_kept_and_idle_is_ended(serve, monkeypatch):
+@pytest.mark.parametrize(("most", "roomy"), [(4096, 1), (2, 1000)])
+async def test_a_connection_that_is_kept_and_idle_is_ended(serve, monkeypatch, most, roomy):
+    """After long, or soon where over half of the connections are open."""
     monkeypatch.setattr(http, "IDLE_SECONDS", 1)
-    async with asyncio.timeout(20), serve() as port, connected(port) as (reader, writer):
+    monkeypatch.setattr(http, "ROOMY_IDLE_SECONDS", roomy)
+    async with (
+        asyncio.timeout(20),
+        serve(max_connections=most) as port,
+        connected(port) as (reader, writer),
+        connected(port),
+    ):
         writer.write(LIVEZ)
         assert (await read_reply(reader))[0] == 200
         assert await reader.read() == b""
+
+
+async def test_a_kept_connection_stays_while_there_is_room(serve, monkeypatch):
+    looks = []
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(http, "has_arrived", looks.append)
+    async with asyncio.timeout(20), serve() as port, connected(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(LIVEZ)
+            assert (await read_reply(reader))[0] == 200
+            looks.clear()
+            await until(lambda: len(looks) > 3)
 
 
 async def test_a_kept_connection_whose_next_request_has_arrived_is_not_ended(serve, monkeypatch):
@@ -84,6 +104,7 @@ async def test_a_kept_connection_whose_next_request_has_arrived_is_not_ended(ser
         return len(looks) == 1
 
     monkeypatch.setattr(http, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(http, "ROOMY_IDLE_SECONDS", 1)
     monkeypatch.setattr(http, "has_arrived", arrived)
     async with asyncio.timeout(20), serve() as port, connected(port) as (reader, writer):
         writer.write(LIVEZ)
