@@ -90,7 +90,7 @@ class VectorCache:
         if index is None:
             index = make_untrained(kind, metric, dims, self._options)
         self._index = index
-        self._vectors = index if isinstance(index, faiss.IndexFlat) else None
+        self._vectors: Any = index if isinstance(index, faiss.IndexFlat) else None
         self._places = Places()
         self.mapped = False
         self._vectors_checksum = 0  # of a mapped one
