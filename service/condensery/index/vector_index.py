@@ -412,17 +412,22 @@ class VectorIndex:
         try:
             with closing(self._open_reader()) as reader:
                 fresh = begin_cache(reader, self._spec)
-                self._fill(fresh, reader)
+                # outgrown by what is written meanwhile: too few cells, so once more
+                while not self._fill(fresh, reader):
+                    fresh = begin_cache(reader, self._spec)
             with self._writing():
-                self._fill(fresh, self._connection)
+                self._fill(fresh, self._connection, whole=True)
                 fresh.discard(np.intersect1d(fresh.rows(), self._discarded).tolist())
                 _check_count(fresh, passages.count(self._connection)[1])
                 with self.write_lock():
                     self.cache = fresh
                 self._maker, self._failed_at = None, 0
                 self._changes += 1  # the file has the old one
-                self._save_is_due = True
-                self._begin_save()
+                if fresh.needs_training:
+                    self._begin_anew()
+                else:
+                    self._save_is_due = True
+                    self._begin_save()
         except IndexClosed:
             return
         except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
@@ -430,8 +435,13 @@ class VectorIndex:
             with contextlib.suppress(IndexClosed), self._writing():
                 self._maker, self._failed_at = None, self.cache.live
 
-    def _fill(self, fresh: VectorCache, connection: sqlite3.Connection) -> None:
-        """Add the rows over those that a cache holds.
+    def _fill(
+        self, fresh: VectorCache, connection: sqlite3.Connection, *, whole: bool = False
+    ) -> bool:
+        """Add the rows over those that a cache holds; returns whether it then has all.
+
+        Args:
+            whole: Go on, too, once it holds so much that it is to be trained anew.
 
         Raises:
             IndexClosed: The index was closed meanwhile.
@@ -441,6 +451,9 @@ class VectorIndex:
                 self._check_open()
                 block = slice(start, start + _ADD_BLOCK)
                 fresh.add(rows[block], vectors[block])
+            if fresh.needs_training and not whole:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,24 @@ def test_writes_and_queries_go_on_while_it_is_trained(
         assert store.info("pq").searched_as == "ivf_pq"
 
 
+def test_what_grew_while_it_was_trained_is_trained_for_what_it_is(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**{**PQ, "options": {"pq_m": 8, "pq_bits": 4}}))
+        write(store, range(700), wait=False)
+        assert gate.reached.wait(60)
+        for start in range(700, 6300, 700):
+            write(store, range(start, start + 700), wait=False)
+        gate.open.set()
+        for _ in range(3):  # a training that follows another is waited for then
+            settle(store)
+        cells = store.find("pq")._vector_index.cache._index.nlist
+        assert cells <= kinds.cells_for(6300) < 2 * cells
+        assert recall(store, data_dir) > 0.95
+
+
 def test_an_index_is_closed_while_it_is_trained(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
