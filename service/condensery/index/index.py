@@ -14,8 +14,9 @@ import contextlib
 import logging
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -371,9 +372,11 @@ class Index:
         if binding is None:
             file = self.directory / CACHE
             return VectorIndex(
-                *(self._writer, self.spec, file, cache_every, self._report),
+                *(self._writer, self.spec, file, cache_every, partial(_report, self.name)),
                 open_reader=partial(database.open_reader, self._database),
-                writing=self._write_lock,
+                # no cycle: the memory of an index that is closed goes with the last who holds it,
+                # and not once a collector comes by
+                writing=partial(_write_lock_of, weakref.ref(self)),
                 count=self._counts[1],
             )
         opened = self.databases.open(binding)
@@ -388,7 +391,7 @@ class Index:
             opened,
             binding.collection,
             wait_seconds=self.databases.timeout_seconds,
-            report=self._report,
+            report=partial(_report, self.name),
             note_fault=partial(self.databases.note_fault, self.name),
         )
 
@@ -454,5 +457,13 @@ class Index:
         self._counts = (self._counts[0] + documents, self._counts[1] + added - len(removed))
         self._vector_index.after_commit(stamp, added, removed)
 
-    def _report(self, event: str, **fields: object) -> None:
-        _log.warning(event, extra={"index": self.name, **fields})
+
+def _write_lock_of(index: "weakref.ref[Index]") -> AbstractContextManager[None]:
+    held = index()
+    if held is None:
+        raise IndexClosed("The index was closed.")
+    return held._write_lock()
+
+
+def _report(name: str, event: str, **fields: object) -> None:
+    _log.warning(event, extra={"index": name, **fields})

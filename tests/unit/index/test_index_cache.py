@@ -1,7 +1,9 @@
 """What is done aside with the file of an index's vectors: saving it, reading it into memory."""
 
+import gc
 import shutil
 import threading
+import weakref
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -310,3 +312,18 @@ def test_a_graph_that_is_ready_while_a_file_is_written_is_saved_after_the_next_w
         store.delete("kb", ["d1"])
         index.wait_until_agreed(60)
         assert index.cache_behind == 0
+
+
+def test_the_memory_of_an_index_goes_with_it(filled: Path) -> None:
+    with open_store(filled, cache_every=10) as store:
+        store.find("kb").wait_until_agreed(60)
+        make_batch(["x"] * 1, seed=1).upsert(store)
+        assert store.query("kb", make_vectors(1)[0], top_k=3)
+        store.find("kb").wait_until_agreed(60)
+        held = weakref.ref(store.find("kb")._vector_index.cache)
+        gc.disable()
+        try:
+            store.drop("kb")
+            assert held() is None
+        finally:
+            gc.enable()
