@@ -54,7 +54,7 @@ HEADS = (
         "passages",
         "written/s",
         "longest write, s",
-        "trained after, s",
+        "aside after, s",
         "MiB in memory",
         "KB a passage, disk",
     ),
@@ -67,7 +67,8 @@ PAGE = """# Indexes at size
 {dims} features, the {top_k} nearest, one thread a query. "FAISS" is its own index of the same kind
 and settings over the same vectors, which returns numbers where ours returns passages out of SQLite;
 of `ivf_pq` both compare the nearest by code with their vectors, FAISS with those in its memory.
-"While asked": one thread asks without a pause meanwhile, and so for the longest queries.
+"Aside after": how much longer than the last write training and saving took. "While asked": one
+thread asks without a pause meanwhile, and so for the longest queries.
 
 ![](index_size.png)
 
