@@ -95,7 +95,11 @@ class EventFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, and the exception's type and stack under it if there is one."""
-        named = {name: value for name, value in vars(record).items() if name not in self._OWN}
+        named = {
+            name: value
+            for name, value in vars(record).items()
+            if name not in self._OWN and not name.startswith("_")  # Ray puts its own to each
+        }
         if (request := served_request()) is not None:
             named = {**named, **{k: v for k, v in request.log_fields.items() if k not in named}}
         fields = [f"{name}={value!r}" for name, value in named.items()]

@@ -267,3 +267,10 @@ def test_one_a_second_is_told_and_how_many_were_not(
         clock.now += 0.125
     assert logged_ids(caplog) == ["0", "8", "16", "24"]
     assert [record.slow_unlogged for record in caplog.records] == [0, 7, 7, 7]  # type: ignore[attr-defined]
+
+
+def test_what_a_library_puts_to_every_record_is_not_shown(written: io.StringIO) -> None:
+    logging.getLogger("condensery.jobs").error(
+        "event", extra={"index": "kb", "_ray_timestamp_ns": 17}
+    )
+    assert "error event index='kb'\n" in written.getvalue()
