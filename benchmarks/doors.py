@@ -50,10 +50,9 @@ Ask = Callable[[], bytes]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of request: its path and body, its method and message, and which model serves it."""
+    """One kind of request: its path and body, its method and message."""
 
     title: str
-    model: str
     path: str
     body: dict[str, Any]
     method: str
@@ -68,22 +67,20 @@ def kinds() -> list[Kind]:
     texts = [line["text"] for line in lines]
     first = (folder / "questions.jsonl").read_text().splitlines()[0]
     question = json.loads(first)["question"]
-    embed = "minilm-l6", "/v1/embeddings"
+    encoder, pair = "minilm-l6", "oscar-mini"
     made = [
         Kind(
             title,
-            *embed,
-            {"model": embed[0], "input": some, "encoding_format": "base64"},
+            "/v1/embeddings",
+            {"model": encoder, "input": some, "encoding_format": "base64"},
             "Embedding/EmbedBatch",
-            pb.EmbedBatchRequest(model=embed[0], texts=some),
+            pb.EmbedBatchRequest(model=encoder, texts=some),
         )
         for title, some in (("one question", [question]), ("32 passages", texts[:32]))
     ]
-    pair = "oscar-mini"
     made.append(
         Kind(
             "100 passages reranked",
-            pair,
             "/v1/rerank",
             {"model": pair, "query": question, "documents": texts[:100]},
             "Rerank/Rerank",
@@ -95,10 +92,10 @@ def kinds() -> list[Kind]:
     body = {"model": pair, "query": question, "documents": texts[:10]}
     path = "/v1/rag/answer"
     made += [
-        Kind("answered from 10", pair, path, body, "Rag/Answer", asked),
+        Kind("answered from 10", path, body, "Rag/Answer", asked),
         Kind(
             "answered from 10, streamed",
-            *(pair, path, {**body, "stream": True}, "Rag/AnswerStream", asked),
+            *(path, {**body, "stream": True}, "Rag/AnswerStream", asked),
             streamed=True,
         ),
     ]
@@ -152,12 +149,10 @@ def send(asks: Sequence[Ask], seconds: float) -> list[float]:
     return taken
 
 
-def measure_alone(
-    server: Server, kind: Kind, asks: dict[str, Ask], door: str, seconds: float
-) -> Any:
+def measure_alone(server: Server, ask: Ask, door: str, seconds: float) -> Any:
     """Return a round of one caller: means of its parts, milliseconds, and the event loop's."""
     before, loop = server.metrics(), loop_seconds(server.process.pid)
-    taken = send([asks[door]], seconds)
+    taken = send([ask], seconds)
     loop = loop_seconds(server.process.pid) - loop
     after, count = server.metrics(), len(taken)
 
@@ -227,7 +222,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             together: dict[str, list[Any]] = {door: [] for door in DOORS}
             for number in range(args.rounds):
                 for door in DOORS[:: 1 if number % 2 else -1]:
-                    alone[door].append(measure_alone(server, kind, asks, door, args.seconds))
+                    alone[door].append(measure_alone(server, asks[door], door, args.seconds))
                     together[door].append(
                         measure_together(server, kind, callers, door, args.seconds)
                     )

@@ -206,17 +206,18 @@ class Cluster:
 
         with self._reporting_silence():
             self._within(lambda: serve.delete(name, _blocking=False))
-        with self._lock:
-            self.states.pop(name, None)
-            self._deployed.pop(name, None)
+        self._forget(name)
 
     def let_go(self, name: str) -> None:
         """Delete an application, now or once the cluster answers; nobody waits for it."""
+        self._forget(name)
+        self._unwanted.add(name)
+        self._delete_unwanted()
+
+    def _forget(self, name: str) -> None:
         with self._lock:
             self.states.pop(name, None)
             self._deployed.pop(name, None)
-            self._unwanted.add(name)
-        self._delete_unwanted()
 
     def _delete_unwanted(self) -> None:
         for name in list(self._unwanted):

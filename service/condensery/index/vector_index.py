@@ -487,7 +487,7 @@ def restore(
         if not passages.knows_write(connection, stamp):
             raise CacheUnusable("of another history of this index")
         if cache.mapped and path.stat().st_size <= _READ_AT_ONCE:
-            cache.take(cache.in_memory(_go_on))
+            cache.take(cache.in_memory())
         if stamp == now and cache.live == count:
             return Restored(cache, saved=stamp.sequence, unsaved=0)
         added, removed = _catch_up(connection, spec, cache)
@@ -543,10 +543,6 @@ def _train(connection: sqlite3.Connection, spec: IndexSpec, count: int) -> Vecto
     return VectorCache.trained(spec.kind, spec.metric, spec.dims, options, count, sample)
 
 
-def _go_on() -> None:
-    """Nobody closes an index that is being opened."""
-
-
 def _catch_up(
     connection: sqlite3.Connection, spec: IndexSpec, cache: VectorCache
 ) -> tuple[int, int]:
@@ -559,7 +555,7 @@ def _catch_up(
     if (np.diff(np.concatenate([cached, missing])) <= 0).any():
         raise CacheUnusable("holds a row twice, or out of order")
     if len(missing) and cache.mapped:
-        cache.take(cache.in_memory(_go_on))
+        cache.take(cache.in_memory())
     for rows, vectors in passages.vector_blocks(connection, spec.dims, missing):
         cache.add(rows, vectors)
     cache.discard(extra.tolist())

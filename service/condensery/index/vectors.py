@@ -300,7 +300,7 @@ class VectorCache:
             cache.mapped, cache._vectors_checksum = True, file.vectors_checksum
         return cache, file.stamp
 
-    def in_memory(self, go_on: Callable[[], None]) -> Any:
+    def in_memory(self, go_on: Callable[[], None] = lambda: None) -> Any:
         """Return what ``take`` takes: a copy of vectors that are mapped, whose checksum is right.
 
         Args:
