@@ -87,7 +87,8 @@ def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model
     shelf = ModelStore(ROOT / "model_store", store)
     stored = shelf.open("oscar-mini")
     base = shelf.open_base(stored)
-    with mock.patch.object(linear, "fp32_gains", return_value=False):  # weights that can be read
+    plainly = mock.patch.object(linear, "form_of", return_value="torch")
+    with plainly:  # weights that can be read
         whole = load_bert_pair(stored, base, device=cpu, dtype=torch.float32)
     plain = whole.generator
     words = plain.words
@@ -115,7 +116,7 @@ def sizes(by_name: dict[str, Model]) -> tuple[float, float]:
 
     def count(module: Any) -> int:
         own = sum(weights.numel() for weights in module.parameters(recurse=False))
-        if isinstance(module, Dense) and module.prepacked:
+        if isinstance(module, Dense) and module.form != "torch":
             own += module.in_features * module.out_features
         return own
 

@@ -4,6 +4,9 @@ oneDNN otherwise reorders a weight at every call: prepacking takes 8 to 13 % off
 in bf16, and the activation and residual then cost no pass over memory of their own. In fp32 torch
 multiplies by MKL, which is as fast on an Intel and takes 2.3 times as long on an AMD EPYC: which it
 is here is tried. What reads few rows at a time gains anywhere.
+
+Where a CPU has AVX2 and no AVX512, a worker's thread multiplies fp32 by a kernel of ours: few rows
+in 0.6 of the time that MKL takes and 0.7 of oneDNN's, long lists in as much (docs/experiments.md).
 """
 
 import time
@@ -15,7 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from condensery.networks import native
+
 Activation = Literal["none", "gelu"]
+# As torch has it, prepacked for oneDNN, or in panels for the kernel of ours.
+Form = Literal["torch", "onednn", "panels"]
 # Of a trial product: rows, inputs, outputs; how often; how much longer torch's own must take.
 TRIAL, TRIALS, CLEARLY = (256, 384, 1536), 7, 1.2
 
@@ -33,6 +40,22 @@ def can_prepack(device: torch.device, dtype: torch.dtype, *, fp32: bool = False)
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32 and (fp32 or fp32_gains())
+
+
+def form_of(
+    device: torch.device, dtype: torch.dtype, *, fp32: bool = False, wide: bool = False
+) -> Form:
+    """Return how to hold weights of this device and type.
+
+    Args:
+        device: Theirs.
+        dtype: Theirs.
+        fp32: Whether to prepack fp32 in any case (``can_prepack``).
+        wide: Whether several threads may compute with them, which the kernel of ours doesn't.
+    """
+    if device.type == "cpu" and dtype == torch.float32 and not wide and native.has_panels():
+        return "panels"
+    return "onednn" if can_prepack(device, dtype, fp32=fp32) else "torch"
 
 
 @cache
@@ -75,7 +98,7 @@ class Prepacking(Protocol):
         ...
 
 
-def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
+def prepack_linears(module: nn.Module, *, fp32: bool = False, wide: bool = False) -> int:
     """Replace each ``nn.Linear`` under ``module`` by its prepacked form, where there is one.
 
     A ``prepack`` of a module's own is called as well. The whole can only infer afterwards:
@@ -84,6 +107,7 @@ def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
     Args:
         module: Its parts are replaced.
         fp32: Whether those in fp32 are in any case (``can_prepack``).
+        wide: Whether several threads may compute with them (``form_of``).
 
     Returns:
         How many linear layers were replaced.
@@ -96,8 +120,9 @@ def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
             # Not subclasses: they may compute something else.
             if type(child) is not nn.Linear:
                 continue
-            if can_prepack(child.weight.device, child.weight.dtype, fp32=fp32):
-                setattr(parent, name, Dense.of(child, fp32=fp32))
+            device, dtype = child.weight.device, child.weight.dtype
+            if form_of(device, dtype, fp32=fp32, wide=wide) != "torch":
+                setattr(parent, name, Dense.of(child, fp32=fp32, wide=wide))
                 replaced += 1
     return replaced
 
@@ -105,13 +130,14 @@ def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
 class Dense(nn.Module):
     """``activation(x Wᵀ + b)``, or ``x Wᵀ + b + residual``; for inference only.
 
-    Prepacked where ``can_prepack`` says so, plain torch elsewhere.
+    Prepacked where ``form_of`` says so, plain torch elsewhere.
 
     Args:
         weight: (out, in).
         bias: (out,), or None.
         activation: What follows; "gelu" is the exact one (erf).
         fp32: Whether to prepack fp32 in any case (``can_prepack``).
+        wide: Whether several threads may compute with it (``form_of``).
     """
 
     def __init__(
@@ -121,26 +147,35 @@ class Dense(nn.Module):
         activation: Activation = "none",
         *,
         fp32: bool = False,
+        wide: bool = False,
     ) -> None:
         super().__init__()
         self.activation: Activation = activation
         self.out_features, self.in_features = weight.shape
-        self.prepacked = can_prepack(weight.device, weight.dtype, fp32=fp32)
+        self.form = form_of(weight.device, weight.dtype, fp32=fp32, wide=wide)
         weight = weight.detach()
         # Plain attributes where packed: an opaque tensor has no state dict and can't be moved.
-        if self.prepacked:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-            self.offset = None if bias is None else bias.detach()
-        else:
+        if self.form == "torch":
             self.weight = nn.Buffer(weight)
             self.bias = None if bias is None else nn.Buffer(bias.detach())
+            return
+        if self.form == "panels":
+            self.packed = native.pack_panels(weight)
+        else:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self.offset = None if bias is None else bias.detach()
 
     @classmethod
     def of(
-        cls, linear: nn.Linear, activation: Activation = "none", *, fp32: bool = False
+        cls,
+        linear: nn.Linear,
+        activation: Activation = "none",
+        *,
+        fp32: bool = False,
+        wide: bool = False,
     ) -> "Dense":
         """Take over one linear layer's weights."""
-        return cls(linear.weight, linear.bias, activation, fp32=fp32)
+        return cls(linear.weight, linear.bias, activation, fp32=fp32, wide=wide)
 
     @classmethod
     def stack(cls, linears: Sequence[nn.Linear], *, fp32: bool = False) -> "Dense":
@@ -158,7 +193,12 @@ class Dense(nn.Module):
             residual: Added to the result, (..., out); only where the activation is "none".
         """
         assert residual is None or self.activation == "none"
-        if self.prepacked:
+        if self.form == "panels":
+            gelu = self.activation == "gelu"
+            return native.multiply(
+                inputs, self.packed, self.offset, self.out_features, gelu=gelu, residual=residual
+            )
+        if self.form == "onednn":
             ops = torch.ops.mkldnn._linear_pointwise
             if residual is not None:
                 output: Tensor = ops.binary(inputs, residual, self.packed, self.offset, "add")
@@ -175,4 +215,4 @@ class Dense(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes, as ``nn.Linear`` does."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, activation={self.activation}, prepacked={self.prepacked}"
+        return f"{sizes}, activation={self.activation}, form={self.form}"

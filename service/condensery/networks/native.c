@@ -3,7 +3,8 @@
  * Attention of one query row a sequence to its own keys and values in a cache, for which torch has
  * no operation; attention of whole sequences that lie end to end, in bf16; the rounding of rows to
  * 8 bits, before and after a product of integers; norms; and rotary positions, on the way to a
- * cache.
+ * cache. And products in fp32 where there is AVX2 alone, which torch's libraries do badly for few
+ * rows.
  *
  * Numbers are fp32 inside. Each row is computed by itself, so that none depends on what else is in
  * a step.
@@ -290,6 +291,198 @@ DOTS static void attend_by_dots(const uint16_t *query, const uint16_t *keys,
 }
 #endif
 
+#if WIDE_KERNELS
+#define FMA __attribute__((target("avx2,fma")))
+/* Else the sums would be an array in memory. */
+#define EACH(row, count) _Pragma("GCC unroll 6") for (int row = 0; row < (count); row++)
+
+enum { PANEL = 16, HALF = PANEL / 2, BLOCK_BYTES = 192 << 10 };
+
+FMA INLINE __m256 all(float value) {
+    return _mm256_set1_ps(value);
+}
+
+/* x times the share of a normal distribution under it. erf is a quotient of polynomials (those of
+ * Eigen), to 3e-7 of itself; the smaller operand of a minimum or maximum is the second where one is
+ * NaN. */
+FMA INLINE __m256 gelu_all(__m256 x) {
+    static const float over[] = {-2.72614225801306e-10f, 2.77068142495902e-08f,
+                                 -2.10102402082508e-06f, -5.69250639462346e-05f,
+                                 -7.34990630326855e-04f, -2.95459980854025e-03f,
+                                 -1.60960333262415e-02f};
+    static const float under[] = {-1.45660718464996e-05f, -2.13374055278905e-04f,
+                                  -1.68282697438203e-03f, -7.37332916720468e-03f,
+                                  -1.42647390514189e-02f};
+    __m256 z = _mm256_mul_ps(x, all(0.70710678f));
+    z = _mm256_max_ps(all(-4.2f), _mm256_min_ps(all(4.2f), z)); /* there the quotient is over 1 */
+    __m256 square = _mm256_mul_ps(z, z), top = all(over[0]), bottom = all(under[0]);
+    EACH(i, 6) top = _mm256_fmadd_ps(top, square, all(over[i + 1]));
+    EACH(i, 4) bottom = _mm256_fmadd_ps(bottom, square, all(under[i + 1]));
+    __m256 erf = _mm256_div_ps(_mm256_mul_ps(z, top), bottom), half = _mm256_mul_ps(x, all(0.5f));
+    erf = _mm256_max_ps(all(-1.0f), _mm256_min_ps(all(1.0f), erf));
+    return _mm256_fmadd_ps(half, erf, half);
+}
+
+FMA INLINE void finish(__m256 sum, const float *bias, const float *residual, int gelu, float *to) {
+    if (bias) sum = _mm256_add_ps(sum, _mm256_loadu_ps(bias));
+    if (gelu) sum = gelu_all(sum);
+    if (residual) sum = _mm256_add_ps(sum, _mm256_loadu_ps(residual));
+    _mm256_storeu_ps(to, sum);
+}
+
+/* So many rows, at most 6, times a panel, whose rows of 16 are `step` apart: 12 of the 16 registers
+ * hold sums. Meanwhile what is needed next comes nearer: from `next` on, so many numbers a step. */
+FMA INLINE void multiply_tile(int rows, const float *inputs, int64_t stride, const float *panel,
+                              int64_t step, const float *next, int64_t pace, const float *bias,
+                              const float *residual, float *output, int64_t width,
+                              int64_t outputs, int64_t lanes, int gelu) {
+    __m256 sums[TILE][2];
+    EACH(r, rows) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
+    for (int64_t k = 0; k < width; k++) {
+        __m256 left = _mm256_loadu_ps(panel + k * step);
+        __m256 right = _mm256_loadu_ps(panel + k * step + HALF);
+        _mm_prefetch((const char *)(next + k * pace), _MM_HINT_T1);
+        EACH(r, rows) {
+            __m256 input = _mm256_broadcast_ss(inputs + r * stride + k);
+            sums[r][0] = _mm256_fmadd_ps(input, left, sums[r][0]);
+            sums[r][1] = _mm256_fmadd_ps(input, right, sums[r][1]);
+        }
+    }
+    if (lanes == PANEL) {
+        EACH(r, rows) {
+            const float *own = residual ? residual + r * outputs : NULL;
+            float *to = output + r * outputs;
+            finish(sums[r][0], bias, own, gelu, to);
+            finish(sums[r][1], bias ? bias + HALF : NULL, own ? own + HALF : NULL, gelu, to + HALF);
+        }
+        return;
+    }
+    size_t bytes = (size_t)lanes * sizeof(float);
+    float offset[PANEL] = {0}, own[PANEL] = {0}, to[PANEL];
+    if (bias) memcpy(offset, bias, bytes);
+    EACH(r, rows) {
+        if (residual) memcpy(own, residual + r * outputs, bytes);
+        finish(sums[r][0], offset, own, gelu, to);
+        finish(sums[r][1], offset + HALF, own + HALF, gelu, to + HALF);
+        memcpy(output + r * outputs, to, bytes);
+    }
+}
+
+FMA INLINE void multiply_rows(int64_t rows, const float *inputs, int64_t stride,
+                              const float *panel, int64_t step, const float *next, int64_t pace,
+                              const float *bias, const float *residual, float *output,
+                              int64_t width, int64_t outputs, int64_t lanes, int gelu) {
+#define ROWS(count)                                                                           \
+    case count:                                                                               \
+        multiply_tile(count, inputs, stride, panel, step, next, pace, bias, residual, output, \
+                      width, outputs, lanes, gelu);                                           \
+        break;
+    switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+}
+
+/* Rows in blocks that stay in a core's cache while the panels pass by; as even as can be. */
+FMA static void multiply_all(const float *inputs, const float *panels, const float *bias,
+                             const float *residual, float *output, int64_t rows, int64_t width,
+                             int64_t outputs, int64_t gelu) {
+    int64_t most = BLOCK_BYTES / (4 * width) / TILE * TILE;
+    if (most < 4 * TILE) most = 4 * TILE;
+    int64_t blocks = (rows + most - 1) / most;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
+        int64_t tiles = (count + TILE - 1) / TILE, pace = tiles < PANEL ? PANEL / tiles : 1;
+        for (int64_t n = 0; n < outputs; n += PANEL)
+            for (int64_t t = 0; t < tiles; t++) {
+                int64_t first = start + count * t / tiles;
+                int64_t own = start + count * (t + 1) / tiles - first;
+                int64_t lanes = outputs - n < PANEL ? outputs - n : PANEL, to = first * outputs + n;
+                const float *from = inputs + first * width, *panel = panels + n * width;
+                const float *offset = bias ? bias + n : NULL;
+                const float *more = residual ? residual + to : NULL;
+                /* The next panel, spread over this one's tiles: memory is slower than products. */
+                const float *next = panel + (PANEL + t * pace % PANEL) * width;
+                if (gelu)
+                    multiply_rows(own, from, width, panel, PANEL, next, pace, offset, NULL,
+                                  output + to, width, outputs, lanes, 1);
+                else
+                    multiply_rows(own, from, width, panel, PANEL, next, pace, offset, more,
+                                  output + to, width, outputs, lanes, 0);
+            }
+    }
+}
+
+/* A row of scores to weights that add up to 1; 0 from key `seen` on. */
+FMA INLINE void weigh_floats(float *scores, int64_t seen, int64_t limit, float scale) {
+#pragma omp simd
+    for (int64_t p = 0; p < seen; p++) scores[p] *= scale;
+    softmax(scores, seen);
+    for (int64_t p = seen; p < limit; p++) scores[p] = 0.0f;
+}
+
+/* As attend_sequences, in fp32. */
+FMA static void attend_floats(const float *query, const float *keys, const float *values,
+                              float *output, const int64_t *ends, int64_t sequences,
+                              int64_t before, int64_t heads, int64_t shared, int64_t size,
+                              const int64_t *strides, float scale, int64_t causal, float *room,
+                              int64_t longest) {
+    int64_t start = 0, stride = heads * size, group = heads / shared;
+    float *packed = room, *scores = room + longest * size;
+    for (int64_t s = 0; s < sequences; start = ends[s++]) {
+        int64_t count = ends[s] - start, all_keys = before + count;
+        int64_t padded = (all_keys + PANEL - 1) / PANEL * PANEL;
+        for (int64_t head = 0; head < heads; head++) {
+            const float *own = keys + start * strides[1] + head / group * size;
+            const float *mixed = values + start * strides[2] + head / group * size;
+            if (head % group == 0)
+                for (int64_t p = 0; p < padded; p++)
+                    for (int64_t d = 0; d < size; d++)
+                        packed[(p / PANEL * size + d) * PANEL + p % PANEL] =
+                            p < all_keys ? own[p * strides[1] + d] : 0.0f;
+            for (int64_t first = 0; first < count; first += TILE) {
+                int64_t rows = count - first < TILE ? count - first : TILE;
+                int64_t limit = causal ? before + first + rows : all_keys;
+                int64_t reach = (limit + PANEL - 1) / PANEL * PANEL, row = start + first;
+                for (int64_t p = 0; p < reach; p += PANEL)
+                    multiply_rows(rows, query + row * strides[0] + head * size, strides[0],
+                                  packed + p * size, PANEL, packed, 0, NULL, NULL, scores + p,
+                                  size, reach, PANEL, 0);
+                for (int64_t r = 0; r < rows; r++)
+                    weigh_floats(scores + r * reach, causal ? before + first + r + 1 : all_keys,
+                                 limit, scale);
+                for (int64_t d = 0; d < size; d += PANEL)
+                    multiply_rows(rows, scores, reach, mixed + d, strides[2], mixed, 0, NULL, NULL,
+                                  output + row * stride + head * size + d, limit, stride, PANEL,
+                                  0);
+            }
+        }
+    }
+}
+#endif
+
+/* Whether this machine, and the build of this file, have products, and the machine nothing wider. */
+int64_t condensery_has_panels(void) {
+#if WIDE_KERNELS
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           !__builtin_cpu_supports("avx512f");
+#else
+    return 0;
+#endif
+}
+
+/* output = inputs * weight^T + bias, then exact GELU or + residual; fp32. inputs: (rows, width).
+ * panels: the weight, 16 outputs side by side, (outputs / 16, width, 16), filled up with 0. bias:
+ * (outputs,), residual: (rows, outputs); either may be null. output: (rows, outputs). A row's sums
+ * are in the same order whatever rows are beside it. */
+void condensery_multiply(const float *inputs, const float *panels, const float *bias,
+                         const float *residual, float *output, int64_t rows, int64_t width,
+                         int64_t outputs, int64_t gelu) {
+#if WIDE_KERNELS
+    multiply_all(inputs, panels, bias, residual, output, rows, width, outputs, gelu);
+#else
+    (void)inputs, (void)panels, (void)bias, (void)residual, (void)output, (void)rows, (void)width;
+    (void)outputs, (void)gelu;
+#endif
+}
+
 /* Whether this machine, and the build of this file, have attention of whole sequences. */
 int64_t condensery_has_dots(void) {
 #if WIDE_KERNELS
@@ -300,21 +493,25 @@ int64_t condensery_has_dots(void) {
 #endif
 }
 
-/* Attention within sequences that lie end to end, in bf16. query: (rows, heads, size), keys and
- * values: (rows, shared, size), rows so many numbers apart as strides has of the three; output:
+/* Attention within sequences that lie end to end, in bf16 (condensery_has_dots) or in fp32
+ * (condensery_has_panels). query: (rows, heads, size), keys and values: (rows, shared, size), rows so many numbers apart as strides has of the three; output:
  * (rows, heads, size). ends: where each sequence ends. before: of one sequence alone, so many of
  * its keys are before its first query. size: a multiple of 32. longest: the most keys of a
  * sequence, rounded up to a multiple of 32. room: for longest * (size + 9) numbers of 32 bits. */
-void condensery_attend_packed(const uint16_t *query, const uint16_t *keys, const uint16_t *values,
-                              uint16_t *output, const int64_t *ends, int64_t sequences,
-                              int64_t before, int64_t heads, int64_t shared, int64_t size,
-                              const int64_t *strides, float scale, int64_t causal, uint32_t *room,
-                              int64_t longest) {
+void condensery_attend_packed(int64_t bf16, const void *query, const void *keys,
+                              const void *values, void *output, const int64_t *ends,
+                              int64_t sequences, int64_t before, int64_t heads, int64_t shared,
+                              int64_t size, const int64_t *strides, float scale, int64_t causal,
+                              void *room, int64_t longest) {
 #if WIDE_KERNELS
-    attend_by_dots(query, keys, values, output, ends, sequences, before, heads, shared, size,
-                   strides, scale, causal, room, longest);
+    if (bf16)
+        attend_by_dots(query, keys, values, output, ends, sequences, before, heads, shared, size,
+                       strides, scale, causal, room, longest);
+    else
+        attend_floats(query, keys, values, output, ends, sequences, before, heads, shared, size,
+                      strides, scale, causal, room, longest);
 #else
-    (void)query, (void)keys, (void)values, (void)output, (void)ends, (void)sequences;
+    (void)bf16, (void)query, (void)keys, (void)values, (void)output, (void)ends, (void)sequences;
     (void)before, (void)heads, (void)shared, (void)size, (void)strides, (void)scale, (void)causal;
     (void)room, (void)longest;
 #endif

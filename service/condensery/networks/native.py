@@ -28,8 +28,9 @@ SOURCE = Path(__file__).with_name("native.c")
 # Nothing of -ffast-math: a NaN must come out of NaN.
 FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("cc", "gcc", "clang")
-# As in the source: of a head, for single rows; keys and numbers side by side; rows at a time.
-MOST_SIZE, SPAN, TILE = 512, 32, 6
+# As in the source: of a head, for single rows; keys and numbers side by side; rows at a time;
+# outputs side by side.
+MOST_SIZE, SPAN, TILE, PANEL = 512, 32, 6, 16
 FEW_THREADS = 2  # of torch, up to which one thread of ours is done sooner
 
 
@@ -80,7 +81,9 @@ class Kernels:
     """The library's functions; numbers and addresses in.
 
     Attributes:
-        has_attend_packed: Whether this machine has what that is written in (AVX512 with bf16).
+        has_attend_packed: Whether this machine has what that is written in, in bf16 (AVX512).
+        has_panels: Whether it has what ``multiply`` and the same in fp32 are written in (AVX2), and
+            nothing wider.
 
     Raises:
         OSError: It is for another machine.
@@ -97,20 +100,24 @@ class Kernels:
         self.scale.argtypes = (whole, *[pointer] * 4, *[whole] * 2)
         self.attend_packed = loaded.condensery_attend_packed
         self.attend_packed.argtypes = (
-            *([pointer] * 5 + [whole] * 5),
+            *([whole] + [pointer] * 5 + [whole] * 5),
             *(pointer, ctypes.c_float, whole, pointer, whole),
         )
         self.rms_norm = loaded.condensery_rms_norm
         self.rms_norm.argtypes = (whole, *[pointer] * 3, *[whole] * 2, ctypes.c_float)
         self.rotate = loaded.condensery_rotate
         self.rotate.argtypes = (whole, *[pointer] * 8, *[whole] * 4)
+        self.multiply = loaded.condensery_multiply
+        self.multiply.argtypes = (*[pointer] * 5, *[whole] * 4)
         for function in (
-            *(self.attend, self.round, self.scale),
-            *(self.attend_packed, self.rms_norm, self.rotate),
+            *(self.attend, self.round, self.scale, self.attend_packed),
+            *(self.rms_norm, self.rotate, self.multiply),
         ):
             function.restype = None
-        loaded.condensery_has_dots.restype = whole
+        for told in (loaded.condensery_has_dots, loaded.condensery_has_panels):
+            told.restype = whole
         self.has_attend_packed = bool(loaded.condensery_has_dots())
+        self.has_panels = bool(loaded.condensery_has_panels())
 
 
 @cache
@@ -133,6 +140,68 @@ def takes(rows: "Tensor") -> bool:
     return known and rows.device.type == "cpu" and kernels() is not None
 
 
+def has_panels() -> bool:
+    """Tell whether ``multiply`` is there, and the fastest that this CPU has in fp32."""
+    loaded = kernels()
+    return loaded is not None and loaded.has_panels
+
+
+def pack_panels(weight: "Tensor") -> "Tensor":
+    """Return a weight, (out, in), as ``multiply`` reads it: (out / 16, in, 16), filled up with 0.
+
+    Args:
+        weight: fp32.
+    """
+    from torch.nn import functional as F
+
+    outputs, inputs = weight.shape
+    filled = F.pad(weight, (0, 0, 0, -outputs % PANEL))
+    return filled.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+
+
+def multiply(
+    inputs: "Tensor",
+    panels: "Tensor",
+    bias: "Tensor | None",
+    outputs: int,
+    *,
+    gelu: bool = False,
+    residual: "Tensor | None" = None,
+) -> "Tensor":
+    """Return ``gelu(inputs weightᵀ + bias)``, or ``inputs weightᵀ + bias + residual``.
+
+    One thread computes it; a row's numbers don't hang on what other rows there are.
+
+    Args:
+        inputs: (..., in), fp32.
+        panels: The weight, as ``pack_panels`` has it.
+        bias: (outputs,), fp32.
+        outputs: So many.
+        gelu: Whether the exact one (erf) follows; then there is no residual.
+        residual: (..., outputs), fp32.
+    """
+    import torch
+
+    width = inputs.shape[-1]
+    assert inputs.dtype == torch.float32
+    assert panels.shape == (-(-outputs // PANEL), width, PANEL)
+    inputs = inputs.contiguous()
+    output = torch.empty((*inputs.shape[:-1], outputs), dtype=torch.float32)
+    if residual is not None:
+        assert not gelu
+        assert residual.dtype == torch.float32
+        assert residual.shape == output.shape
+        residual = residual.contiguous()
+    loaded = kernels()
+    assert loaded is not None
+    loaded.multiply(
+        *(inputs.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr()),
+        *(None if residual is None else residual.data_ptr(), output.data_ptr()),
+        *(output.numel() // outputs, width, outputs, gelu),
+    )
+    return output
+
+
 def can_attend(query: "Tensor") -> bool:
     """Tell whether the kernel takes such rows, (rows, heads, size)."""
     return takes(query) and query.shape[2] <= MOST_SIZE
@@ -144,13 +213,15 @@ def can_attend_packed(query: "Tensor", key: "Tensor", value: "Tensor") -> bool:
 
     loaded, (_, heads, size) = kernels(), query.shape
     shared = key.shape[1]
+    if loaded is None:
+        return False
+    there = {torch.bfloat16: loaded.has_attend_packed, torch.float32: loaded.has_panels}
     return (
-        loaded is not None
-        and loaded.has_attend_packed
+        there.get(query.dtype, False)
         and size % SPAN == 0
         and heads % shared == 0
         and all(
-            part.dtype == torch.bfloat16
+            part.dtype == query.dtype
             and part.device.type == "cpu"
             and part.shape[1:] == (of, size)
             and part.stride()[1:] == (size, 1)
@@ -183,6 +254,7 @@ def attend_packed(
         before: Of one sequence alone: so many of its keys are before its first query.
     """
     import numpy as np
+    import torch
 
     rows, heads, size = query.shape
     assert len(key) == len(value) == before + rows
@@ -198,7 +270,13 @@ def attend_packed(
     loaded = kernels()
     assert loaded is not None
     loaded.attend_packed(
-        *(query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr()),
+        *(
+            query.dtype == torch.bfloat16,
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            output.data_ptr(),
+        ),
         *(ends.ctypes.data, len(ends), before, heads, key.shape[1], size),
         *(strides.ctypes.data, scale, causal, room.ctypes.data, longest),
     )

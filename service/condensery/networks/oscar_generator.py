@@ -109,7 +109,7 @@ class Generator(nn.Module):
         It can only infer afterwards.
         """
         if self._head is None and can_prepack(self.words.device, self.words.dtype, fp32=fp32):
-            self._head = Dense(self.words, self.output_bias, fp32=fp32)
+            self._head = Dense(self.words, self.output_bias, fp32=fp32, wide=True)
 
     def quantise(self, product: Product) -> None:
         """Hold the word table once more, in fewer bits, to score by; it can only infer then."""

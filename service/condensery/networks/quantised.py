@@ -171,7 +171,7 @@ class Int4(nn.Module):
         self.bias = None if bias is None else nn.Buffer(bias.detach())
         restored = (codes - 8) * scales.float()[..., None] + middles.float()[..., None]
         whole = restored.view_as(exact)[: self.out_features].to(weight.dtype)
-        self.many = Dense(whole, bias, fp32=True)
+        self.many = Dense(whole, bias, fp32=True, wide=True)
 
     @staticmethod
     def takes(weight: Tensor) -> bool:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from condensery.networks import linear
+from condensery.networks import linear, native
 from condensery.networks.linear import Dense, can_prepack, prepack_linears
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_layers_are_replaced_and_the_network_gives_the_same(dtype: torch.dtype) 
         before = network(inputs)
         assert prepack_linears(network, fp32=True) == 2
         assert isinstance(network[0], Dense)
-        assert network[0].prepacked
+        assert network[0].form != "torch"
         close(network(inputs), before.float())
 
 
@@ -76,6 +76,7 @@ def test_fp32_layers_are_left_as_they_are_unless_it_gains_or_is_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = nn.Sequential(nn.Linear(4, 4))
+    monkeypatch.setattr(native, "has_panels", lambda: False)
     monkeypatch.setattr(linear, "fp32_gains", lambda: False)
     assert prepack_linears(network) == 0
     assert type(network[0]) is nn.Linear
@@ -83,6 +84,18 @@ def test_fp32_layers_are_left_as_they_are_unless_it_gains_or_is_wanted(
     network.float()
     monkeypatch.setattr(linear, "fp32_gains", lambda: True)
     assert prepack_linears(network) == 1
+
+
+def test_the_kernel_of_ours_is_for_one_thread_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "fp32_gains", lambda: False)
+    monkeypatch.setattr(native, "has_panels", lambda: True)
+    assert linear.form_of(CPU, torch.float32) == "panels"
+    assert linear.form_of(CPU, torch.float32, wide=True) == "torch"
+    assert linear.form_of(CPU, torch.float32, fp32=True, wide=True) == "onednn"
+    assert linear.form_of(CPU, torch.float64) == "torch"
+    assert linear.form_of(torch.device("meta"), torch.float32) == "torch"
+    if can_prepack(CPU, torch.bfloat16):
+        assert linear.form_of(CPU, torch.bfloat16) == "onednn"
 
 
 @pytest.mark.parametrize(("seconds", "wanted"), [((1.1, 1.0), False), ((1.5, 1.0), True)])

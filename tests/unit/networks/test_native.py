@@ -71,9 +71,23 @@ def test_a_row_does_not_hang_on_others_and_one_with_a_nan_fails_alone(dtype: tor
     assert large.isfinite().all()
 
 
-packs = pytest.mark.skipif(
-    (loaded := native.kernels()) is None or not loaded.has_attend_packed,
-    reason="no compiler when it was installed, or no AVX512 with bf16",
+loaded = native.kernels()
+panels = pytest.mark.skipif(
+    loaded is None or not loaded.has_panels,
+    reason="no compiler when it was installed, or no AVX2, or AVX512",
+)
+packs = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.float32, marks=panels),
+        pytest.param(
+            torch.bfloat16,
+            marks=pytest.mark.skipif(
+                loaded is None or not loaded.has_attend_packed,
+                reason="no compiler when it was installed, or no AVX512 with bf16",
+            ),
+        ),
+    ],
 )
 LENGTHS = [1, 5, 6, 7, 31, 32, 33, 64, 100, 130]
 
@@ -83,10 +97,10 @@ LENGTHS = [1, 5, 6, 7, 31, 32, 33, 64, 100, 130]
 @pytest.mark.parametrize("size", [32, 64, 96])
 @pytest.mark.parametrize(("heads", "shared"), [(6, 6), (4, 2), (3, 1)])
 def test_attention_of_packed_sequences_is_that_of_torch(
-    size: int, heads: int, shared: int, causal: bool
+    dtype: torch.dtype, size: int, heads: int, shared: int, causal: bool
 ) -> None:
     source = torch.Generator().manual_seed(size + heads)
-    whole = torch.randn(sum(LENGTHS) + 7, heads + 2 * shared, size, generator=source).bfloat16()
+    whole = torch.randn(sum(LENGTHS) + 7, heads + 2 * shared, size, generator=source).to(dtype)
     whole[sum(LENGTHS) :] = torch.nan  # filler
     query, key, value = whole.split([heads, shared, shared], dim=1)
     assert native.can_attend_packed(query, key, value)
@@ -101,17 +115,20 @@ def test_attention_of_packed_sequences_is_that_of_torch(
             enable_gqa=True,
         )[0].transpose(0, 1)
         # Weights and outputs are rounded to bf16, each by at most 2^-9 of itself.
-        reach = rows[2].abs().max() * 2**-8
-        torch.testing.assert_close(out, wanted, atol=float(reach), rtol=2**-8)
+        rounding = 2**-8 if dtype == torch.bfloat16 else 1e-6
+        reach = rows[2].abs().max() * rounding
+        torch.testing.assert_close(out, wanted, atol=float(reach), rtol=10 * rounding)
 
 
 @packs
 @pytest.mark.parametrize("before", [0, 1, 31, 200])
 @pytest.mark.parametrize("count", [1, 6, 40])
-def test_pieces_of_a_sequence_see_what_is_before_them(before: int, count: int) -> None:
+def test_pieces_of_a_sequence_see_what_is_before_them(
+    dtype: torch.dtype, before: int, count: int
+) -> None:
     source = torch.Generator().manual_seed(before)
     query, key, value = (
-        torch.randn(before + count, heads, 64, generator=source).bfloat16() for heads in (4, 2, 2)
+        torch.randn(before + count, heads, 64, generator=source).to(dtype) for heads in (4, 2, 2)
     )
     ends = np.array([before + count])
     whole = native.attend_packed(query, key, value, ends, scale=0.1, causal=True)
@@ -122,8 +139,10 @@ def test_pieces_of_a_sequence_see_what_is_before_them(before: int, count: int) -
 
 
 @packs
-def test_a_sequence_with_a_nan_fails_alone_and_large_scores_overflow_nothing() -> None:
-    query, key, value = (torch.randn(90, 2, 32).bfloat16() for _ in range(3))
+def test_a_sequence_with_a_nan_fails_alone_and_large_scores_overflow_nothing(
+    dtype: torch.dtype,
+) -> None:
+    query, key, value = (torch.randn(90, 2, 32).to(dtype) for _ in range(3))
     key[35, 0, 3] = torch.nan
     query[:30] *= 1e4
     got = native.attend_packed(query, key, value, np.array([30, 60, 90]), scale=1.0, causal=False)
@@ -137,12 +156,12 @@ def test_a_sequence_with_a_nan_fails_alone_and_large_scores_overflow_nothing() -
 
 
 @packs
-def test_what_packed_attention_does_not_take_is_said() -> None:
-    good = torch.randn(8, 2, 32).bfloat16()
+def test_what_packed_attention_does_not_take_is_said(dtype: torch.dtype) -> None:
+    good = torch.randn(8, 2, 32).to(dtype)
     assert native.can_attend_packed(good, good, good)
     for bad in (
-        good.float(),
-        torch.randn(8, 2, 16).bfloat16(),
+        good.half(),
+        torch.randn(8, 2, 16).to(dtype),
         good.transpose(1, 2).contiguous().transpose(1, 2),
         good.clone().requires_grad_(),
     ):
@@ -150,6 +169,64 @@ def test_what_packed_attention_does_not_take_is_said() -> None:
     with torch.inference_mode():
         learnt = good.clone().requires_grad_()
         assert native.can_attend_packed(learnt, good, good)
+
+
+@panels
+@pytest.mark.parametrize("width", [1, 24, 384, 1536])
+@pytest.mark.parametrize("outputs", [3, 16, 40, 384])
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13, 150])
+def test_products_are_those_of_torch(rows: int, outputs: int, width: int) -> None:
+    source = torch.Generator().manual_seed(rows + outputs)
+    inputs, weight, bias, more = (
+        torch.randn(*shape, generator=source, dtype=torch.float64)
+        for shape in ((rows, width), (outputs, width), (outputs,), (rows, outputs))
+    )
+    # The order of sums differs, each to half a rounding of what was added up.
+    atol = 1e-6 + 4e-7 * width
+    packed = native.pack_panels(weight.float())
+    plain = F.linear(inputs, weight)
+    for bent, offset, residual in (
+        *((False, None, None), (False, bias, None), (False, bias, more)),
+        *((True, bias, None), (True, None, None)),
+    ):
+        got = native.multiply(
+            inputs.float(),
+            packed,
+            None if offset is None else offset.float(),
+            outputs,
+            gelu=bent,
+            residual=None if residual is None else residual.float(),
+        )
+        wanted = plain if offset is None else plain + offset
+        wanted = F.gelu(wanted) if bent else wanted
+        wanted = wanted if residual is None else wanted + residual
+        torch.testing.assert_close(got.double(), wanted, atol=atol, rtol=1e-6)
+
+
+@panels
+def test_a_product_takes_rows_of_any_layout_and_none_hangs_on_its_neighbours() -> None:
+    weight, bias = torch.randn(48, 32), torch.randn(48)
+    packed = native.pack_panels(weight)
+    inputs = torch.randn(32, 4, 5).transpose(0, 2)
+    whole = native.multiply(inputs, packed, bias, 48, gelu=True)
+    torch.testing.assert_close(whole, F.gelu(F.linear(inputs, weight, bias)))
+    for place in range(5):
+        alone = native.multiply(inputs[place, 1], packed, bias, 48, gelu=True)
+        assert torch.equal(alone, whole[place, 1])
+    inputs[2, 3, 7], inputs[4, 0, 0] = torch.nan, torch.inf
+    bad = native.multiply(inputs, packed, bias, 48)
+    assert bad[2, 3].isnan().all()
+    assert bad[4, 0].isinf().all()
+    assert torch.equal(native.multiply(inputs[:2], packed, bias, 48), bad[:2])
+
+
+@panels
+def test_gelu_is_exact_where_it_bends_and_far_from_there() -> None:
+    inputs = torch.cat([torch.linspace(-12, 12, 24_001), torch.tensor([-1e30, 1e30, torch.nan])])
+    one = native.pack_panels(torch.ones(1, 1))
+    got = native.multiply(inputs[:, None], one, None, 1, gelu=True)[:, 0]
+    wanted = F.gelu(inputs.double())
+    torch.testing.assert_close(got.double(), wanted, atol=1.2e-6, rtol=1e-6, equal_nan=True)
 
 
 @built

@@ -164,4 +164,4 @@ def test_dense_of_4_bits_is_packed_where_others_are() -> None:
         pytest.skip("no AVX512")
     many = Int4(linear().weight, None).many
     assert isinstance(many, Dense)
-    assert many.prepacked == can_prepack(CPU, torch.float32, fp32=True)
+    assert (many.form == "onednn") == can_prepack(CPU, torch.float32, fp32=True)

@@ -76,11 +76,11 @@ def multiply(first, last):
             dense(torch.zeros(rows, 64))
 
 prepare_process()
-dense = Dense(torch.randn(256, 64), None, fp32=True)
+dense = Dense(torch.randn(256, 64), None, fp32=True, wide=True)
 multiply(1, 601)
 full = resident()
 multiply(601, 1201)
-print(dense.prepacked, resident() - full)
+print(dense.form, resident() - full)
 """
 
 
