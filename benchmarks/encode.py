@@ -5,9 +5,9 @@ are named and left out (`make bench` installs all).
 Each contender lives in a process of its own, so that none meets another's thread pools or heap,
 and only one works at a time. Rounds are interleaved, in an order that turns, so that what else
 the machine does falls on all. Times go from texts to vectors: tokenising, batching and all.
-Each computes in fp32 and in bf16, so that a dtype's gain is not taken for anybody's: the ratio that
-counts is the one between equal dtypes. Figures are medians over the rounds; vectors are compared in
-the same run.
+Each computes in fp32 and, where the CPU multiplies it, in bf16, so that a dtype's gain is not taken
+for anybody's: the ratio that counts is the one between equal dtypes. Figures are medians over the
+rounds; vectors are compared in the same run.
 
     python benchmarks/encode.py [--rounds 7] [--texts 256] [--peers OpenVINO ...]
 
@@ -86,17 +86,18 @@ go from texts to vectors, tokenising included.
   is what it says it runs in); ONNX Runtime and torch.compile use the threads they choose;
   torch.compile has dynamic shapes and frozen weights, and its compiling is before the rounds. ONNX
   Runtime has no bf16 on a CPU.{missing}
-- sentence-transformers' bf16 is `model_kwargs={{"dtype": torch.bfloat16}}`, the rest at its
-  defaults; it was seen to compute in it. `condensery` chooses {chosen} by itself on this machine.
+- {bf16} `condensery` chooses {chosen} by itself on this machine.
 - The cosine is to the vectors of sentence-transformers in fp32, in the same run.
-  sentence-transformers' bf16 vectors are normalised in bf16, so that their lengths are not 1; the
-  cosine leaves that out.
 - `condensery` runs {workers} workers of one thread each, sentence-transformers {threads} threads.
 - Cores: what the contender used while it worked. Foreign cores: what other processes of the
   machine used meanwhile; the more, the less the figures say. Over the whole run {others}.
 - {versions}.
 - Made on {date} by `{command}`; each round is in `encode.json`.
 """
+BF16 = """sentence-transformers' bf16 is `model_kwargs={"dtype": torch.bfloat16}`, the rest at its
+  defaults; it was seen to compute in it. Its vectors are normalised in bf16, so that their lengths
+  are not 1; the cosine leaves that out."""
+NO_BF16 = "This CPU does not multiply bf16, so nobody runs in it."
 TABLE = """## {title}
 
 {texts} texts of {mean:.0f} tokens in the mean ({shortest} to {longest}), special ones included.
@@ -271,9 +272,10 @@ def render(report: dict[str, Any]) -> str:
             for row in table["results"]
         ]
         tables.append(TABLE.format(**{**table, "rows": "\n".join(rows)}))
-    ours = report["contenders"][f"{OURS} bf16"]
+    ours = report["contenders"][f"{OURS} fp32"]
     return PAGE.format(
         machine=tell_machine(report),
+        bf16=BF16 if f"{OURS} bf16" in report["contenders"] else NO_BF16,
         chosen={whole: short for short, whole in DTYPES.items()}[ours["chosen"]],
         workers=ours["workers"],
         threads=report["contenders"][REFERENCE]["threads"],

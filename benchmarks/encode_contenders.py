@@ -40,9 +40,15 @@ Forward = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 def contenders(engines: Sequence[str] | None = None) -> tuple[list[str], list[str]]:
     """Return the names of who can encode here, and of the engines that are not installed.
 
+    In bf16 only where the CPU multiplies it: elsewhere OpenVINO refuses it, and torch takes ten
+    times as long.
+
     Args:
         engines: Only these, beside sentence-transformers and us; None is all of them.
     """
+    from condensery.networks.dtypes import dtype_name
+    from condensery.runtime.device import choose_dtype
+
     wanted = [PEER, OURS, *((OPENVINO, ONNX, COMPILED) if engines is None else engines)]
     missing = [
         engine
@@ -53,6 +59,7 @@ def contenders(engines: Sequence[str] | None = None) -> tuple[list[str], list[st
     return [
         f"{engine} {short}"
         for short, of_dtype in ENGINES.items()
+        if DTYPES[short] in ("float32", dtype_name(choose_dtype("cpu")))
         for engine in of_dtype
         if engine in wanted and engine not in missing
     ], missing

@@ -6,11 +6,11 @@ generator alone, with the same weights, prompts (embeddings) and counts of token
 engine serves callers as they come; transformers either one after another, or all that wait as one
 padded batch; and, as what nobody can beat, the questions' products alone at the rate that one
 large product reaches on all cores. Then this engine with the generator's weights in 8 and in 4
-bits. Each contender lives in a process of its own and only one works
-at a time; rounds are interleaved, in an order that turns. Medians. About eight minutes on two
-cores.
+bits, where the CPU is fast in those, and llama.cpp with 32 and 8. Each contender lives in a process
+of its own and only one works at a time; rounds are interleaved, in an order that turns. Medians.
+About eight minutes on two cores.
 
-    python benchmarks/generate.py [--rounds 3] [--models random oscar-mini] [--tables bits] [--tiny]
+    python benchmarks/generate.py [--rounds 3] [--models random oscar-mini] [--tables llama]
 
 Writes docs/benchmarks/generate.json and generate.md.
 """
@@ -23,7 +23,7 @@ import random
 import statistics
 import tempfile
 from contextlib import ExitStack
-from itertools import chain
+from itertools import chain, zip_longest
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,20 @@ from generate_contenders import (
     BATCHES,
     INT4,
     INT8,
+    LLAMA,
+    LLAMA8,
     LOOP,
     MEMORY,
     OURS,
     PASSAGE_TOKENS,
     PASSAGES,
     ROOT,
+    WEIGHTS,
     Question,
     Task,
     contend,
 )
+from llama_cpp import missing
 from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.networks.accounting import InferenceCosts
@@ -50,7 +54,8 @@ RESULTS = ROOT / "docs" / "benchmarks"
 PAIR = ("compressed", "plain")
 ENGINES = (OURS, LOOP, BATCHES)
 BITS = (OURS, INT8, INT4)
-TABLES = ("pairs", "engines", "bits")
+LLAMAS = (OURS, INT8, LLAMA, LLAMA8)
+TABLES = ("pairs", "engines", "bits", "llama")
 CONCURRENCY = (1, 8, 32)
 WARM_UP = 2  # questions
 PAGE = """# Generating answers in process
@@ -86,6 +91,14 @@ follows may be as well.
 
 {bits}
 
+## llama.cpp
+
+The same weights as its own file, the prompts' tokens by their ids, {threads} threads. "Same":
+answers that are those of `condensery` in floats. Its cache of keys and values is in fp16, as it has
+it by itself; ours is in {dtype}. {build}
+
+{llama}
+
 {versions}. Made on {date} by `{command}`; all rounds are in `generate.json`.
 """
 
@@ -118,6 +131,7 @@ class Rounds:
     def run(self, model: str, concurrency: int, contenders: tuple[str, ...]) -> dict[str, Any]:
         """Run all rounds of one table."""
         varied = contenders != PAIR
+        contenders = tuple(name for name in contenders if not varied or name in self._pipes)
         # Two for each caller: where all ask at once, and once, no batch makes anybody wait.
         count = max(concurrency * (1 + varied), self._args.questions)
         asked = questions(count, self._args.tokens, varied=varied)
@@ -149,11 +163,11 @@ class Rounds:
             wanted = answers[LOOP if LOOP in contenders else OURS]
             for name, row in rows.items():
                 row["same"] = sum(a == b for a, b in zip(answers[name], wanted, strict=True))
-                pairs = list(zip(chain(*answers[name]), chain(*wanted), strict=True))
+                pairs = list(chain(*map(zip_longest, answers[name], wanted)))
                 row["changed"] = sum(a != b for a, b in pairs) / len(pairs)
         title = f"{model}, concurrency {concurrency}"
         table = {"title": title, "questions": count, "rows": rows, "rounds": rounds}
-        if contenders == ENGINES:
+        if LOOP in contenders:
             cost, prompt = self._costs[model], PASSAGES * MEMORY
             flops = sum(
                 cost.generate(prompt + question.words, question.tokens) for question in asked
@@ -202,6 +216,13 @@ def render(table: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def tell_build() -> str:
+    """Return what llama.cpp was built with."""
+    import xllamacpp
+
+    return f"It says of itself: {xllamacpp.get_system_info()}".replace("\n", " ")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -216,10 +237,11 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small random pair: a trial")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
-    recording = Recording("benchmarks/generate.py", "torch", "transformers")
+    recording = Recording("benchmarks/generate.py", "torch", "transformers", "xllamacpp")
     import torch
     from effir_gpu import matmul_rate
 
+    from condensery.networks.quantised import can_quantise
     from condensery.store.importing import import_minilm
     from condensery.store.store import ModelStore
 
@@ -228,7 +250,13 @@ def main() -> int:
         context = multiprocessing.get_context("spawn")
         pipes: dict[str, Connection] = {}
         sizes, costs = (0.0, 0.0), {}
-        for name in dict.fromkeys((*ENGINES, *BITS)):
+        lacking = missing()
+        for name in dict.fromkeys((*ENGINES, *BITS, *LLAMAS)):
+            weights = WEIGHTS.get(name, "float")
+            if not can_quantise(weights, torch.device("cpu")) or (
+                name in (LLAMA, LLAMA8) and (lacking or "llama" not in args.tables)
+            ):
+                continue
             pipes[name], theirs = context.Pipe()
             arguments = (name, Path(folder), args.tiny, args.dtype, args.threads, theirs)
             process = context.Process(target=contend, args=arguments, daemon=True)
@@ -240,13 +268,16 @@ def main() -> int:
         rate = matmul_rate(torch.device("cpu"), getattr(torch, args.dtype), 3072)
         rounds = Rounds(args, pipes, costs, rate)
         tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
-        for name, contenders in zip(TABLES, (PAIR, ENGINES, BITS), strict=True):
-            if name in args.tables:
+        for name, contenders in zip(TABLES, (PAIR, ENGINES, BITS, LLAMAS), strict=True):
+            # Where the CPU is not fast in fewer bits, and llama.cpp is not there, we are alone.
+            there = [other for other in contenders if other in pipes or contenders == PAIR]
+            if name in args.tables and len(there) > 1 and (contenders != LLAMAS or LLAMA in pipes):
                 tables[name] = [
                     rounds.run(model, concurrency, contenders)
                     for model in args.models
                     for concurrency in args.concurrency
                     if contenders != ENGINES or concurrency > 1
+                    if contenders != LLAMAS or model == "random"
                 ]
         about = recording.about()  # while the contenders live, whose time is ours
     report = {
@@ -275,6 +306,7 @@ def main() -> int:
         about["compressor"] = f", and a compressor of {sizes[0]:.1f} million"
     else:
         about["compressor"] = ""
+    about["build"] = tell_build() if tables["llama"] else ""
     page = PAGE.format(
         **(report | about),
         **{key: "\n\n".join(map(render, rows)) or "Not run." for key, rows in tables.items()},

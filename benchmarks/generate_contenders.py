@@ -1,4 +1,4 @@
-"""Who answers in ``generate.py``: this engine, and transformers' own ``generate``."""
+"""Who answers in ``generate.py``: this engine, transformers' own ``generate``, and llama.cpp."""
 
 import asyncio
 import random
@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from llama_cpp import LlamaCpp, write_gguf
+
 ROOT = Path(__file__).resolve().parents[1]
 OURS, LOOP, BATCHES = "condensery", "transformers, one by one", "transformers, padded batches"
 INT8, INT4 = "condensery, int8", "condensery, int4"
 WEIGHTS = {OURS: "float", INT8: "int8", INT4: "int4"}
+LLAMA, LLAMA8 = "llama.cpp", "llama.cpp, 8 bits"
+MOST_CALLERS, POSITIONS = 32, 256  # of llama.cpp; of a sequence's
 PASSAGES, MEMORY, PASSAGE_TOKENS = 10, 8, 128
 
 
@@ -145,6 +149,13 @@ def contend(name: str, store: Path, tiny: bool, dtype: str, threads: int, pipe: 
         model = by_name[task.model]
         if name in WEIGHTS:
             run = asyncio.run(serve(model, task, serving))
+        elif name in (LLAMA, LLAMA8):
+            if not serving:
+                bits = 8 if name == LLAMA8 else 8 * getattr(torch, dtype).itemsize
+                path = store / f"{bits}.gguf"
+                write_gguf(model.theirs, path, bits=bits)
+                serving["server"] = LlamaCpp(path, threads, MOST_CALLERS, POSITIONS)
+            run = ask_llama(serving["server"], model, task)
         else:
             run = generate(model.theirs, task, batched=name == BATCHES)
         pipe.send(run)
@@ -157,11 +168,16 @@ def ids_of(seed: int, count: int, vocabulary: int) -> list[int]:
 
 def vectors_of(table: Any, question: Question) -> Any:
     """Return a prompt's embeddings (positions, hidden): random rows of a table."""
+    return table[rows_of(len(table), question)]
+
+
+def rows_of(vocabulary: int, question: Question) -> Any:
+    """Return which rows of a table those are, (positions,)."""
     import torch
 
     source = torch.Generator().manual_seed(question.seed)
     count = PASSAGES * MEMORY + question.words
-    return table[torch.randint(len(table), (count,), generator=source)]
+    return torch.randint(vocabulary, (count,), generator=source)
 
 
 def readings_of(model: Model, question: Question, vocabulary: int) -> list[Any]:
@@ -241,6 +257,17 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
     started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(task.concurrency)))
     return time.perf_counter() - started, results
+
+
+def ask_llama(server: LlamaCpp, model: Model, task: Task) -> tuple[float, list[Timed]]:
+    """Answer with llama.cpp, which reads the same tokens by their ids."""
+    assert task.kind == "vectors"
+    vocabulary = model.theirs.config.vocab_size
+    prompts = [rows_of(vocabulary, question).tolist() for question in task.questions]
+    tokens = [question.tokens for question in task.questions]
+    started = time.perf_counter()
+    answers = server.answer(prompts, tokens, task.concurrency)
+    return time.perf_counter() - started, [Timed(*answer) for answer in answers]
 
 
 def generate(model: Any, task: Task, *, batched: bool) -> tuple[float, list[Timed]]:

@@ -120,7 +120,11 @@ async def measure(
         "recall@10": statistics.mean(recalls.values()),
         "median_ms": statistics.median(times),
         "each": {
-            query: {"ndcg@10": gains[query], "recall@10": recalls[query], "ms": ms}
+            query: {
+                "ndcg@10": round(gains[query], 4),
+                "recall@10": round(recalls[query], 4),
+                "ms": round(ms, 2),
+            }
             for query, ms in zip(judged, times, strict=True)
         },
     }
@@ -189,7 +193,7 @@ def main() -> None:
         if args.out.exists():
             report = json.loads(args.out.read_text()) | report
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        args.out.write_text(json.dumps(report, separators=(",", ":")) + "\n")
         args.out.with_suffix(".md").write_text(render(report))
 
 

@@ -25,6 +25,9 @@ RATE = 1.0  # requests a second of a user
 MOST_AT_ONCE = 256  # of a user: then the server is lost, and the load's own memory with it
 LAST_REPLY_SECONDS = 60.0
 
+# gRPC waits for each call, and each channel's streams, in a thread of this pool: of the usual ten
+# every call beyond waits here, and a slow server would look fast to REST and lost to gRPC.
+gevent.get_hub().threadpool.maxsize = 4 * MOST_AT_ONCE
 grpc.experimental.gevent.init_gevent()
 
 

@@ -5,8 +5,8 @@ in bf16, and the activation and residual then cost no pass over memory of their 
 multiplies by MKL, which is as fast on an Intel and takes 2.3 times as long on an AMD EPYC: which it
 is here is tried. What reads few rows at a time gains anywhere.
 
-Where a CPU has AVX2 and no AVX512, a worker's thread multiplies fp32 by a kernel of ours: few rows
-in 0.6 of the time that MKL takes and 0.7 of oneDNN's, long lists in as much (docs/experiments.md).
+Where a CPU has AVX2 and no AVX512, fp32 is multiplied by a kernel of ours: few rows in 0.4 of the
+time that MKL takes and half of oneDNN's, long lists in 0.9 and 0.8 (docs/experiments.md).
 """
 
 import time
@@ -42,18 +42,9 @@ def can_prepack(device: torch.device, dtype: torch.dtype, *, fp32: bool = False)
     return dtype == torch.float32 and (fp32 or fp32_gains())
 
 
-def form_of(
-    device: torch.device, dtype: torch.dtype, *, fp32: bool = False, wide: bool = False
-) -> Form:
-    """Return how to hold weights of this device and type.
-
-    Args:
-        device: Theirs.
-        dtype: Theirs.
-        fp32: Whether to prepack fp32 in any case (``can_prepack``).
-        wide: Whether several threads may compute with them, which the kernel of ours doesn't.
-    """
-    if device.type == "cpu" and dtype == torch.float32 and not wide and native.has_panels():
+def form_of(device: torch.device, dtype: torch.dtype, *, fp32: bool = False) -> Form:
+    """Return how to hold weights of this device and type; ``fp32`` is as for ``can_prepack``."""
+    if device.type == "cpu" and dtype == torch.float32 and native.has_panels():
         return "panels"
     return "onednn" if can_prepack(device, dtype, fp32=fp32) else "torch"
 
@@ -98,7 +89,7 @@ class Prepacking(Protocol):
         ...
 
 
-def prepack_linears(module: nn.Module, *, fp32: bool = False, wide: bool = False) -> int:
+def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
     """Replace each ``nn.Linear`` under ``module`` by its prepacked form, where there is one.
 
     A ``prepack`` of a module's own is called as well. The whole can only infer afterwards:
@@ -107,7 +98,6 @@ def prepack_linears(module: nn.Module, *, fp32: bool = False, wide: bool = False
     Args:
         module: Its parts are replaced.
         fp32: Whether those in fp32 are in any case (``can_prepack``).
-        wide: Whether several threads may compute with them (``form_of``).
 
     Returns:
         How many linear layers were replaced.
@@ -120,9 +110,8 @@ def prepack_linears(module: nn.Module, *, fp32: bool = False, wide: bool = False
             # Not subclasses: they may compute something else.
             if type(child) is not nn.Linear:
                 continue
-            device, dtype = child.weight.device, child.weight.dtype
-            if form_of(device, dtype, fp32=fp32, wide=wide) != "torch":
-                setattr(parent, name, Dense.of(child, fp32=fp32, wide=wide))
+            if form_of(child.weight.device, child.weight.dtype, fp32=fp32) != "torch":
+                setattr(parent, name, Dense.of(child, fp32=fp32))
                 replaced += 1
     return replaced
 
@@ -137,7 +126,6 @@ class Dense(nn.Module):
         bias: (out,), or None.
         activation: What follows; "gelu" is the exact one (erf).
         fp32: Whether to prepack fp32 in any case (``can_prepack``).
-        wide: Whether several threads may compute with it (``form_of``).
     """
 
     def __init__(
@@ -147,12 +135,11 @@ class Dense(nn.Module):
         activation: Activation = "none",
         *,
         fp32: bool = False,
-        wide: bool = False,
     ) -> None:
         super().__init__()
         self.activation: Activation = activation
         self.out_features, self.in_features = weight.shape
-        self.form = form_of(weight.device, weight.dtype, fp32=fp32, wide=wide)
+        self.form = form_of(weight.device, weight.dtype, fp32=fp32)
         weight = weight.detach()
         # Plain attributes where packed: an opaque tensor has no state dict and can't be moved.
         if self.form == "torch":
@@ -163,19 +150,14 @@ class Dense(nn.Module):
             self.packed = native.pack_panels(weight)
         else:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        self.offset = None if bias is None else bias.detach()
+        self.offset = None if bias is None else bias.detach().contiguous()
 
     @classmethod
     def of(
-        cls,
-        linear: nn.Linear,
-        activation: Activation = "none",
-        *,
-        fp32: bool = False,
-        wide: bool = False,
+        cls, linear: nn.Linear, activation: Activation = "none", *, fp32: bool = False
     ) -> "Dense":
         """Take over one linear layer's weights."""
-        return cls(linear.weight, linear.bias, activation, fp32=fp32, wide=wide)
+        return cls(linear.weight, linear.bias, activation, fp32=fp32)
 
     @classmethod
     def stack(cls, linears: Sequence[nn.Linear], *, fp32: bool = False) -> "Dense":

@@ -323,90 +323,140 @@ FMA INLINE __m256 gelu_all(__m256 x) {
     return _mm256_fmadd_ps(half, erf, half);
 }
 
-FMA INLINE void finish(__m256 sum, const float *bias, const float *residual, int gelu, float *to) {
-    if (bias) sum = _mm256_add_ps(sum, _mm256_loadu_ps(bias));
+FMA INLINE void finish(__m256 sum, const float *scales, const float *bias, const float *residual,
+                       int gelu, float *to) {
+    /* In one operation whatever the compiler does elsewhere: no row is to be rounded otherwise. */
+    if (scales)
+        sum = _mm256_fmadd_ps(sum, _mm256_loadu_ps(scales), bias ? _mm256_loadu_ps(bias) : all(0));
+    else if (bias) sum = _mm256_add_ps(sum, _mm256_loadu_ps(bias));
     if (gelu) sum = gelu_all(sum);
     if (residual) sum = _mm256_add_ps(sum, _mm256_loadu_ps(residual));
     _mm256_storeu_ps(to, sum);
 }
 
+/* Eight weights: floats, or codes of 8 bits. */
+FMA INLINE __m256 weights_at(const char *from, int coded) {
+    if (!coded) return _mm256_loadu_ps((const float *)from);
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+}
+
 /* So many rows, at most 6, times a panel, whose rows of 16 are `step` apart: 12 of the 16 registers
- * hold sums. Meanwhile what is needed next comes nearer: from `next` on, so many numbers a step. */
-FMA INLINE void multiply_tile(int rows, const float *inputs, int64_t stride, const float *panel,
-                              int64_t step, const float *next, int64_t pace, const float *bias,
-                              const float *residual, float *output, int64_t width,
-                              int64_t outputs, int64_t lanes, int gelu) {
-    __m256 sums[TILE][2];
-    EACH(r, rows) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
+ * hold sums. Or at most 3 rows times two panels: one sum waits for itself, four in a row don't.
+ * Meanwhile what is needed next comes nearer: from `next` on, so many weights a step.
+ * scales: of codes, for each of the outputs; else null. lanes: the outputs, of one panel. */
+FMA INLINE void multiply_tile(int rows, int panels, const float *inputs, int64_t stride,
+                              const char *panel, int64_t step, const char *next, int64_t pace,
+                              const float *scales, const float *bias, const float *residual,
+                              float *output, int64_t width, int64_t outputs, int64_t lanes,
+                              int gelu, int coded) {
+    const int64_t size = coded ? 1 : (int64_t)sizeof(float);
+    __m256 sums[TILE][4], weights[4];
+    EACH(r, rows) EACH(c, 2 * panels) sums[r][c] = _mm256_setzero_ps();
     for (int64_t k = 0; k < width; k++) {
-        __m256 left = _mm256_loadu_ps(panel + k * step);
-        __m256 right = _mm256_loadu_ps(panel + k * step + HALF);
-        _mm_prefetch((const char *)(next + k * pace), _MM_HINT_T1);
+        EACH(c, 2 * panels) {
+            int64_t place = c / 2 * width * PANEL + k * step + c % 2 * HALF;
+            weights[c] = weights_at(panel + place * size, coded);
+        }
+        EACH(p, panels) _mm_prefetch(next + (p * width * PANEL + k * pace) * size, _MM_HINT_T1);
         EACH(r, rows) {
             __m256 input = _mm256_broadcast_ss(inputs + r * stride + k);
-            sums[r][0] = _mm256_fmadd_ps(input, left, sums[r][0]);
-            sums[r][1] = _mm256_fmadd_ps(input, right, sums[r][1]);
+            EACH(c, 2 * panels) sums[r][c] = _mm256_fmadd_ps(input, weights[c], sums[r][c]);
         }
     }
-    if (lanes == PANEL) {
-        EACH(r, rows) {
-            const float *own = residual ? residual + r * outputs : NULL;
-            float *to = output + r * outputs;
-            finish(sums[r][0], bias, own, gelu, to);
-            finish(sums[r][1], bias ? bias + HALF : NULL, own ? own + HALF : NULL, gelu, to + HALF);
+    if (panels == 2 || lanes == PANEL) {
+        EACH(r, rows) EACH(c, 2 * panels) {
+            const float *own = residual ? residual + r * outputs + c * HALF : NULL;
+            finish(sums[r][c], coded ? scales + c * HALF : NULL, bias ? bias + c * HALF : NULL, own,
+                   gelu, output + r * outputs + c * HALF);
         }
         return;
     }
+    const float *second = coded ? scales + HALF : NULL;
     size_t bytes = (size_t)lanes * sizeof(float);
     float offset[PANEL] = {0}, own[PANEL] = {0}, to[PANEL];
     if (bias) memcpy(offset, bias, bytes);
     EACH(r, rows) {
         if (residual) memcpy(own, residual + r * outputs, bytes);
-        finish(sums[r][0], offset, own, gelu, to);
-        finish(sums[r][1], offset + HALF, own + HALF, gelu, to + HALF);
+        finish(sums[r][0], scales, offset, own, gelu, to);
+        finish(sums[r][1], second, offset + HALF, own + HALF, gelu, to + HALF);
         memcpy(output + r * outputs, to, bytes);
     }
 }
 
-FMA INLINE void multiply_rows(int64_t rows, const float *inputs, int64_t stride,
-                              const float *panel, int64_t step, const float *next, int64_t pace,
-                              const float *bias, const float *residual, float *output,
-                              int64_t width, int64_t outputs, int64_t lanes, int gelu) {
-#define ROWS(count)                                                                           \
-    case count:                                                                               \
-        multiply_tile(count, inputs, stride, panel, step, next, pace, bias, residual, output, \
-                      width, outputs, lanes, gelu);                                           \
+FMA INLINE void multiply_rows(int64_t rows, int panels, const float *inputs, int64_t stride,
+                              const void *panel, int64_t step, const void *next, int64_t pace,
+                              const float *scales, const float *bias, const float *residual,
+                              float *output, int64_t width, int64_t outputs, int64_t lanes,
+                              int gelu, int coded) {
+#define ROWS(count)                                                                             \
+    case count:                                                                                 \
+        multiply_tile(count, panels, inputs, stride, panel, step, next, pace, scales, bias,     \
+                      residual, output, width, outputs, lanes, gelu, coded);                    \
         break;
-    switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+    if (panels == 2)
+        switch (rows) { ROWS(1) ROWS(2) ROWS(3) }
+    else
+        switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
 
-/* Rows in blocks that stay in a core's cache while the panels pass by; as even as can be. */
-FMA static void multiply_all(const float *inputs, const float *panels, const float *bias,
-                             const float *residual, float *output, int64_t rows, int64_t width,
-                             int64_t outputs, int64_t gelu) {
+/* A product, in as many parts as there are threads; each thread takes the next that is left. */
+struct product {
+    const float *inputs;
+    const void *panels;
+    const float *scales, *bias, *residual;
+    float *output;
+    int64_t rows, width, outputs, gelu, parts, taken;
+};
+
+/* Rows from `top` to `bottom`, outputs from `left` to `right`, in blocks of rows that stay in a
+ * core's cache while the panels pass by; as even as can be. */
+FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bottom, int64_t left,
+                              int64_t right) {
+    int64_t width = all->width, outputs = all->outputs, rows = bottom - top;
+    int64_t size = all->scales ? 1 : (int64_t)sizeof(float);
     int64_t most = BLOCK_BYTES / (4 * width) / TILE * TILE;
     if (most < 4 * TILE) most = 4 * TILE;
     int64_t blocks = (rows + most - 1) / most;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
         int64_t tiles = (count + TILE - 1) / TILE, pace = tiles < PANEL ? PANEL / tiles : 1;
-        for (int64_t n = 0; n < outputs; n += PANEL)
+        for (int64_t n = left, both; n < right; n += (1 + both) * PANEL) {
+            both = all->scales && count <= TILE / 2 && n + 2 * PANEL <= right; /* floats wait for memory */
             for (int64_t t = 0; t < tiles; t++) {
-                int64_t first = start + count * t / tiles;
-                int64_t own = start + count * (t + 1) / tiles - first;
-                int64_t lanes = outputs - n < PANEL ? outputs - n : PANEL, to = first * outputs + n;
-                const float *from = inputs + first * width, *panel = panels + n * width;
-                const float *offset = bias ? bias + n : NULL;
-                const float *more = residual ? residual + to : NULL;
+                int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;
+                int64_t lanes = outputs - n < PANEL ? outputs - n : PANEL;
+                int64_t row = top + start + first, to = row * outputs + n;
+                const float *from = all->inputs + row * width;
+                const char *panel = (const char *)all->panels + n * width * size;
+                const float *offset = all->bias ? all->bias + n : NULL;
+                const float *more = all->residual ? all->residual + to : NULL;
                 /* The next panel, spread over this one's tiles: memory is slower than products. */
-                const float *next = panel + (PANEL + t * pace % PANEL) * width;
-                if (gelu)
-                    multiply_rows(own, from, width, panel, PANEL, next, pace, offset, NULL,
-                                  output + to, width, outputs, lanes, 1);
-                else
-                    multiply_rows(own, from, width, panel, PANEL, next, pace, offset, more,
-                                  output + to, width, outputs, lanes, 0);
+                int64_t ahead = (1 + both) * PANEL + t * pace % PANEL;
+                const char *next = panel + ahead * width * size;
+#define PRODUCT(panels, scales, gelu, coded)                                                   \
+    multiply_rows(own, panels, from, width, panel, PANEL, next, pace, scales, offset, more,    \
+                  all->output + to, width, outputs, lanes, gelu, coded)
+                if (all->scales && both) PRODUCT(2, all->scales + n, 0, 1);
+                else if (all->scales) PRODUCT(1, all->scales + n, 0, 1);
+                else if (all->gelu) PRODUCT(1, NULL, 1, 0);
+                else PRODUCT(1, NULL, 0, 0);
             }
+        }
+    }
+}
+
+/* Of many rows, each part has some; of few, some of the panels. */
+FMA static void multiply_parts(void *shared) {
+    struct product *all = shared;
+    int64_t rows = all->rows, parts = all->parts, panels = (all->outputs + PANEL - 1) / PANEL;
+    for (;;) {
+        int64_t part = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED);
+        if (part >= parts) return;
+        int64_t left = panels * part / parts * PANEL, right = panels * (part + 1) / parts * PANEL;
+        if (rows >= 2 * TILE * parts)
+            multiply_part(all, rows * part / parts, rows * (part + 1) / parts, 0, all->outputs);
+        else
+            multiply_part(all, 0, rows, left, right < all->outputs ? right : all->outputs);
     }
 }
 
@@ -442,16 +492,16 @@ FMA static void attend_floats(const float *query, const float *keys, const float
                 int64_t limit = causal ? before + first + rows : all_keys;
                 int64_t reach = (limit + PANEL - 1) / PANEL * PANEL, row = start + first;
                 for (int64_t p = 0; p < reach; p += PANEL)
-                    multiply_rows(rows, query + row * strides[0] + head * size, strides[0],
-                                  packed + p * size, PANEL, packed, 0, NULL, NULL, scores + p,
-                                  size, reach, PANEL, 0);
+                    multiply_rows(rows, 1, query + row * strides[0] + head * size, strides[0],
+                                  packed + p * size, PANEL, packed, 0, NULL, NULL, NULL,
+                                  scores + p, size, reach, PANEL, 0, 0);
                 for (int64_t r = 0; r < rows; r++)
                     weigh_floats(scores + r * reach, causal ? before + first + r + 1 : all_keys,
                                  limit, scale);
                 for (int64_t d = 0; d < size; d += PANEL)
-                    multiply_rows(rows, scores, reach, mixed + d, strides[2], mixed, 0, NULL, NULL,
-                                  output + row * stride + head * size + d, limit, stride, PANEL,
-                                  0);
+                    multiply_rows(rows, 1, scores, reach, mixed + d, strides[2], mixed, 0, NULL, NULL,
+                                  NULL, output + row * stride + head * size + d, limit, stride,
+                                  PANEL, 0, 0);
             }
         }
     }
@@ -469,17 +519,24 @@ int64_t condensery_has_panels(void) {
 }
 
 /* output = inputs * weight^T + bias, then exact GELU or + residual; fp32. inputs: (rows, width).
- * panels: the weight, 16 outputs side by side, (outputs / 16, width, 16), filled up with 0. bias:
- * (outputs,), residual: (rows, outputs); either may be null. output: (rows, outputs). A row's sums
- * are in the same order whatever rows are beside it. */
-void condensery_multiply(const float *inputs, const float *panels, const float *bias,
-                         const float *residual, float *output, int64_t rows, int64_t width,
-                         int64_t outputs, int64_t gelu) {
+ * panels: the weight, 16 outputs side by side, (outputs / 16, width, 16), filled up with 0; fp32 or,
+ * with scales, codes of 8 bits, each times its output's scale (no GELU then). scales: (outputs,),
+ * filled up to a multiple of 16, or null. bias: (outputs,), residual: (rows, outputs); either may be null. output: (rows, outputs). A row's sums
+ * are in the same order whatever rows are beside it. parallel: the GOMP_parallel of torch's own
+ * OpenMP, which runs it on so many threads, or on fewer; null: on this one. */
+void condensery_multiply(const float *inputs, const void *panels, const float *scales,
+                         const float *bias, const float *residual, float *output, int64_t rows,
+                         int64_t width, int64_t outputs, int64_t gelu, int64_t threads,
+                         void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
 #if WIDE_KERNELS
-    multiply_all(inputs, panels, bias, residual, output, rows, width, outputs, gelu);
+    struct product all = {.inputs = inputs, .panels = panels, .scales = scales, .bias = bias,
+                          .residual = residual, .output = output, .rows = rows, .width = width,
+                          .outputs = outputs, .gelu = gelu, .parts = threads};
+    if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
+    else multiply_parts(&all);
 #else
-    (void)inputs, (void)panels, (void)bias, (void)residual, (void)output, (void)rows, (void)width;
-    (void)outputs, (void)gelu;
+    (void)inputs, (void)panels, (void)scales, (void)bias, (void)residual, (void)output;
+    (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads, (void)parallel;
 #endif
 }
 

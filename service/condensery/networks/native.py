@@ -31,6 +31,7 @@ COMPILERS = ("cc", "gcc", "clang")
 # As in the source: of a head, for single rows; keys and numbers side by side; rows at a time;
 # outputs side by side.
 MOST_SIZE, SPAN, TILE, PANEL = 512, 32, 6, 16
+WORTH_THREADS = 1 << 18  # products of numbers; of fewer, waking a thread takes as long
 FEW_THREADS = 2  # of torch, up to which one thread of ours is done sooner
 
 
@@ -82,6 +83,7 @@ class Kernels:
 
     Attributes:
         has_attend_packed: Whether this machine has what that is written in, in bf16 (AVX512).
+        parallel: Where torch's OpenMP runs a function on several threads; None: nowhere.
         has_panels: Whether it has what ``multiply`` and the same in fp32 are written in (AVX2), and
             nothing wider.
 
@@ -108,7 +110,7 @@ class Kernels:
         self.rotate = loaded.condensery_rotate
         self.rotate.argtypes = (whole, *[pointer] * 8, *[whole] * 4)
         self.multiply = loaded.condensery_multiply
-        self.multiply.argtypes = (*[pointer] * 5, *[whole] * 4)
+        self.multiply.argtypes = (*[pointer] * 6, *[whole] * 5, pointer)
         for function in (
             *(self.attend, self.round, self.scale, self.attend_packed),
             *(self.rms_norm, self.rotate, self.multiply),
@@ -117,7 +119,16 @@ class Kernels:
         for told in (loaded.condensery_has_dots, loaded.condensery_has_panels):
             told.restype = whole
         self.has_attend_packed = bool(loaded.condensery_has_dots())
-        self.has_panels = bool(loaded.condensery_has_panels())
+        import torch  # noqa: F401  # which makes it known to all
+
+        try:
+            of_torch = ctypes.CDLL(None).GOMP_parallel
+        except (AttributeError, OSError, TypeError):
+            self.parallel = None
+        else:
+            self.parallel = ctypes.cast(of_torch, pointer).value
+        # On one thread alone they would be slower than torch's.
+        self.has_panels = bool(loaded.condensery_has_panels()) and self.parallel is not None
 
 
 @cache
@@ -150,7 +161,7 @@ def pack_panels(weight: "Tensor") -> "Tensor":
     """Return a weight, (out, in), as ``multiply`` reads it: (out / 16, in, 16), filled up with 0.
 
     Args:
-        weight: fp32.
+        weight: fp32, or codes of 8 bits.
     """
     from torch.nn import functional as F
 
@@ -167,10 +178,12 @@ def multiply(
     *,
     gelu: bool = False,
     residual: "Tensor | None" = None,
+    scales: "Tensor | None" = None,
 ) -> "Tensor":
     """Return ``gelu(inputs weightᵀ + bias)``, or ``inputs weightᵀ + bias + residual``.
 
-    One thread computes it; a row's numbers don't hang on what other rows there are.
+    As many threads compute it as torch's own; a row's numbers don't hang on what other rows there
+    are.
 
     Args:
         inputs: (..., in), fp32.
@@ -179,14 +192,24 @@ def multiply(
         outputs: So many.
         gelu: Whether the exact one (erf) follows; then there is no residual.
         residual: (..., outputs), fp32.
+        scales: Of each output's codes of 8 bits, fp32, (outputs,) filled up to panels; then GELU
+            can't follow.
     """
     import torch
 
     width = inputs.shape[-1]
     assert inputs.dtype == torch.float32
+    assert inputs.device.type == "cpu"
+    assert min(width, outputs) > 0
+    assert panels.is_contiguous()
+    for part, length in ((bias, outputs), (scales, len(panels) * PANEL)):
+        assert part is None or (part.dtype == torch.float32 and part.is_contiguous())
+        assert part is None or len(part) == length
     assert panels.shape == (-(-outputs // PANEL), width, PANEL)
+    assert panels.dtype == (torch.float32 if scales is None else torch.int8)
+    assert scales is None or not gelu
     inputs = inputs.contiguous()
-    output = torch.empty((*inputs.shape[:-1], outputs), dtype=torch.float32)
+    output = inputs.new_empty((*inputs.shape[:-1], outputs))
     if residual is not None:
         assert not gelu
         assert residual.dtype == torch.float32
@@ -194,10 +217,12 @@ def multiply(
         residual = residual.contiguous()
     loaded = kernels()
     assert loaded is not None
+    rows = output.numel() // outputs
+    threads = torch.get_num_threads() if rows * width * outputs > WORTH_THREADS else 1
     loaded.multiply(
-        *(inputs.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr()),
-        *(None if residual is None else residual.data_ptr(), output.data_ptr()),
-        *(output.numel() // outputs, width, outputs, gelu),
+        *(inputs.data_ptr(), panels.data_ptr()),
+        *(None if part is None else part.data_ptr() for part in (scales, bias, residual)),
+        *(output.data_ptr(), rows, width, outputs, gelu, threads, loaded.parallel),
     )
     return output
 
@@ -261,12 +286,16 @@ def attend_packed(
     assert not before or len(ends) == 1
     assert ends.dtype == np.int64
     assert ends.flags.c_contiguous
-    assert ends[-1] <= rows
+    # Once a layer: for one short query these lines took as long as a tenth of the layer.
+    last = int(ends[-1])
+    assert last <= rows
     output = query.new_empty(rows, heads, size)
-    output[int(ends[-1]) :] = 0.0
-    longest = -(-(before + int(np.diff(ends, prepend=0).max())) // SPAN) * SPAN
+    if last < rows:
+        output[last:] = 0.0
+    longest = last if len(ends) == 1 else max(int(ends[0]), int((ends[1:] - ends[:-1]).max()))
+    longest = -(-(before + longest) // SPAN) * SPAN
     room = np.empty(longest * (size + TILE + TILE // 2), dtype=np.int32)
-    strides = np.array([part.stride(0) for part in (query, key, value)], dtype=np.int64)
+    strides = (ctypes.c_int64 * 3)(query.stride(0), key.stride(0), value.stride(0))
     loaded = kernels()
     assert loaded is not None
     loaded.attend_packed(
@@ -278,7 +307,7 @@ def attend_packed(
             output.data_ptr(),
         ),
         *(ends.ctypes.data, len(ends), before, heads, key.shape[1], size),
-        *(strides.ctypes.data, scale, causal, room.ctypes.data, longest),
+        *(ctypes.addressof(strides), scale, causal, room.ctypes.data, longest),
     )
     return output
 

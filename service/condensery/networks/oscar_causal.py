@@ -219,7 +219,7 @@ class CausalPair(nn.Module):
             if layer.weight.data_ptr() == theirs.get_parameter(f"{name}.weight").data_ptr()
         ]
         quantise_linears(self.generator, weights)
-        prepack_linears(self.generator, wide=True)
+        prepack_linears(self.generator)
         for name in twins:
             backbone.set_submodule(name, theirs.get_submodule(name))
         prepack_linears(self.compressor)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
-from condensery.networks.linear import Dense, can_prepack
+from condensery.networks.linear import Dense, form_of
 from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.quantised import Product
@@ -108,8 +108,9 @@ class Generator(nn.Module):
 
         It can only infer afterwards.
         """
-        if self._head is None and can_prepack(self.words.device, self.words.dtype, fp32=fp32):
-            self._head = Dense(self.words, self.output_bias, fp32=fp32, wide=True)
+        form = form_of(self.words.device, self.words.dtype, fp32=fp32)
+        if self._head is None and form != "torch":
+            self._head = Dense(self.words, self.output_bias, fp32=fp32)
 
     def quantise(self, product: Product) -> None:
         """Hold the word table once more, in fewer bits, to score by; it can only infer then."""

@@ -2,7 +2,8 @@
 
 Of torch's kernels the fastest are taken, measured beside prepacked floats (docs/experiments.md).
 In 8 bits that is oneDNN's product of integers, the inputs rounded to 8 bits as well, each row by
-itself, so that no row depends on what else is in a step. In 4 bits it is a product of bf16 inputs,
+itself, so that no row depends on what else is in a step; where a CPU has AVX2 alone, a kernel of
+ours, which multiplies inputs as they are. In 4 bits it is a product of bf16 inputs,
 for few rows only; of more it is slower than floats, and the same weights stand beside it as floats.
 
 Source of rounding groups of weights: Dettmers and Zettlemoyer, arXiv:2212.09720, section 3; of
@@ -32,7 +33,8 @@ ROWS = 16  # of weights, that torch packs together in 4 bits
 def can_quantise(weights: Weights, device: torch.device) -> bool:
     """Tell whether weights of so few bits are fast on a device, and right.
 
-    Without VNNI or AMX, products of 8 bits are added in 16, where sums may not fit.
+    Without VNNI or AMX, products of 8 bits are added in 16, where sums may not fit: then inputs
+    stay floats, by a kernel of ours.
     """
     if weights == "float":
         return True
@@ -40,7 +42,8 @@ def can_quantise(weights: Weights, device: torch.device) -> bool:
         return False
     if weights == "int4":
         return torch.cpu._is_avx512_supported()
-    return torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
+    integers = torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
+    return integers or native.has_panels()
 
 
 class Product(Protocol):
@@ -94,6 +97,8 @@ def quantise_linears(module: nn.Module, weights: Weights) -> int:
 class Int8(nn.Module):
     """``x Wᵀ + b``, both rounded to 8 bits: weights by output, inputs by row; for inference only.
 
+    Inputs stay as they are where the CPU has AVX2 alone.
+
     Args:
         weight: (out, in).
         bias: (out,), or None.
@@ -105,11 +110,17 @@ class Int8(nn.Module):
         exact = weight.detach().float()
         scales = exact.abs().amax(dim=1).clamp_min(TINY) / 127
         codes = (exact / scales[:, None]).round_().to(torch.int8)
+        self.bias = None if bias is None else nn.Buffer(bias.detach().float())
+        self.panels = native.has_panels()
         # A plain attribute: an opaque tensor has no state dict and can't be moved.
+        if self.panels:
+            self.packed = native.pack_panels(codes)
+            filler = -self.out_features % native.PANEL
+            self.scales = nn.Buffer(nn.functional.pad(scales, (0, filler)))
+            return
         self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
         self.scales = nn.Buffer(scales)
         self.zeros = nn.Buffer(torch.zeros(self.out_features, dtype=torch.int32))
-        self.bias = None if bias is None else nn.Buffer(bias.detach().float())
 
     @staticmethod
     def takes(weight: Tensor) -> bool:
@@ -119,10 +130,14 @@ class Int8(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map ``inputs`` (..., in) to (..., out), in their dtype."""
+        if self.panels:
+            exact, size = inputs.float(), self.out_features
+            product = native.multiply(exact, self.packed, self.bias, size, scales=self.scales)
+            return product.to(inputs.dtype)
         rows = inputs.reshape(-1, self.in_features)
         ours = native.takes(rows)
         codes, sizes = native.round_rows(rows) if ours else _round_rows(rows.float())
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+        product = torch.ops.onednn.qlinear_pointwise(
             *(codes, 1 / 127, 128, self.packed, self.scales, self.zeros, None),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
@@ -171,7 +186,7 @@ class Int4(nn.Module):
         self.bias = None if bias is None else nn.Buffer(bias.detach())
         restored = (codes - 8) * scales.float()[..., None] + middles.float()[..., None]
         whole = restored.view_as(exact)[: self.out_features].to(weight.dtype)
-        self.many = Dense(whole, bias, fp32=True, wide=True)
+        self.many = Dense(whole, bias, fp32=True)
 
     @staticmethod
     def takes(weight: Tensor) -> bool:

@@ -59,7 +59,7 @@ class Stepper:
                 "hang on what else is in the batch"
             )
         if isinstance(network, nn.Module):
-            prepack_linears(network, fp32=True, wide=True)
+            prepack_linears(network, fp32=True)
         self._take_over(backbone)
 
     @property

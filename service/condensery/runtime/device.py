@@ -121,7 +121,7 @@ def choose_weights(
             value=setting,
         )
     if not can_quantise(setting, device):
-        needed = "AVX512-VNNI or AMX" if setting == "int8" else "AVX512"
+        needed = "AVX2, AVX512-VNNI or AMX" if setting == "int8" else "AVX512"
         raise SettingError(
             f"generator_weights={setting!r} is for a CPU with {needed}, and generators run on "
             f"{device} here",

@@ -300,8 +300,7 @@ def prepare_for_inference(pair: OscarPair, weights: Weights = "float") -> OscarP
     trim_last(pair.compressor.backbone)
     pair.generator.backbone.set_attn_implementation("sdpa")
     quantise_linears(pair.generator, weights)
-    prepack_linears(pair.generator, wide=True)
-    prepack_linears(pair.compressor)
+    prepack_linears(pair)
     return pair
 
 

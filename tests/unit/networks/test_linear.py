@@ -86,12 +86,10 @@ def test_fp32_layers_are_left_as_they_are_unless_it_gains_or_is_wanted(
     assert prepack_linears(network) == 1
 
 
-def test_the_kernel_of_ours_is_for_one_thread_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_ours_is_for_fp32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "fp32_gains", lambda: False)
     monkeypatch.setattr(native, "has_panels", lambda: True)
     assert linear.form_of(CPU, torch.float32) == "panels"
-    assert linear.form_of(CPU, torch.float32, wide=True) == "torch"
-    assert linear.form_of(CPU, torch.float32, fp32=True, wide=True) == "onednn"
     assert linear.form_of(CPU, torch.float64) == "torch"
     assert linear.form_of(torch.device("meta"), torch.float32) == "torch"
     if can_prepack(CPU, torch.bfloat16):

@@ -221,6 +221,26 @@ def test_a_product_takes_rows_of_any_layout_and_none_hangs_on_its_neighbours() -
 
 
 @panels
+@pytest.mark.parametrize(
+    ("rows", "width", "outputs"), [(13, 384, 1000), (200, 384, 1000), (6, 2, 7)]
+)
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_products_of_several_threads_are_those_of_one(
+    rows: int, width: int, outputs: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "WORTH_THREADS", 0)
+    inputs, weight, more = (
+        torch.randn(shape) for shape in ((rows, width), (outputs, width), (rows, outputs))
+    )
+    packed = native.pack_panels(weight)
+    alone = native.multiply(inputs, packed, None, outputs, residual=more)
+    torch.set_num_threads(threads)
+    for _ in range(20):
+        got = native.multiply(inputs, packed, None, outputs, residual=more)
+        assert torch.equal(got, alone)
+
+
+@panels
 def test_gelu_is_exact_where_it_bends_and_far_from_there() -> None:
     inputs = torch.cat([torch.linspace(-12, 12, 24_001), torch.tensor([-1e30, 1e30, torch.nan])])
     one = native.pack_panels(torch.ones(1, 1))

@@ -15,7 +15,7 @@ from condensery.methods.oscar.measured import check_report
 from condensery.methods.oscar.reporting import quality
 from condensery.methods.oscar.tables import weights as table
 from condensery.methods.oscar.weights import compare, main
-from condensery.networks import quantised
+from condensery.networks import native, quantised
 from condensery.networks.quantised import can_quantise
 
 EMPTY = Outcome("", 1, 1, 0, 0.5, 0, 8, 20, 1000)
@@ -64,7 +64,7 @@ def test_it_is_measured_and_becomes_a_part_of_a_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if not can_quantise("int8", torch.device("cpu")):
-        pytest.skip("no VNNI or AMX")
+        pytest.skip("no AVX2, VNNI or AMX")
     monkeypatch.setattr(quantised, "SMALLEST", 1)
     out = tmp_path / "weights.json"
     words = ["--store", str(store_with_pair), "--questions", str(questions), "--weights", "int8"]
@@ -120,6 +120,7 @@ def test_what_this_cpu_is_not_for_is_refused_before_floats_are_asked(
 ) -> None:
     for name in ("_is_vnni_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False)
+    monkeypatch.setattr(native, "has_panels", lambda: False)
     out = tmp_path / "weights.json"
     words = ["--store", str(store_with_pair), "--questions", str(questions), "--out", str(out)]
     with pytest.raises(SettingError, match="'int8' is for a CPU with"):
