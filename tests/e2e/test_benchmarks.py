@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.e2e.conftest import run_whole
+
+from condensery.runtime import device
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SPIN = """
@@ -111,8 +114,13 @@ ABOUT: dict[str, Any] = {
 FIRST_LINES = "2 cores of A CPU (AVX512)"
 
 
-def test_encoders_are_compared_in_equal_dtypes(benchmark: Any) -> None:
+def test_encoders_are_compared_in_equal_dtypes(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encode, contenders = benchmark("encode"), benchmark("encode_contenders")
+    monkeypatch.setattr(device, "choose_dtype", lambda _: torch.float32)
+    assert contenders.contenders([])[0] == ["sentence-transformers fp32", "condensery fp32"]
+    monkeypatch.setattr(device, "choose_dtype", lambda _: torch.bfloat16)
     names, _ = contenders.contenders([])
     assert names == [
         *("sentence-transformers fp32", "condensery fp32"),
