@@ -5,10 +5,9 @@ The prebuilt xllamacpp has AVX2 and nothing wider; where a CPU has more, build i
 """
 
 import re
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -118,10 +117,8 @@ class LlamaCpp:
         """
         assert callers <= self._callers
         assert max(map(len, prompts)) + max(tokens) <= self._positions
-        waiting = deque(range(len(prompts)))
-        results: list[Any] = [None] * len(prompts)
 
-        def ask(place: int) -> None:
+        def ask(prompt: Sequence[int], count: int) -> tuple[float, float, tuple[int, ...]]:
             pieces: list[tuple[float, str]] = []
             ends: list[Any] = []
             began = time.perf_counter()
@@ -134,8 +131,8 @@ class LlamaCpp:
 
             self._server.handle_completions(
                 {
-                    "prompt": list(prompts[place]),
-                    "max_tokens": tokens[place],
+                    "prompt": list(prompt),
+                    "max_tokens": count,
                     "temperature": 0.0,
                     "ignore_eos": True,
                     "cache_prompt": False,
@@ -146,39 +143,11 @@ class LlamaCpp:
             )
             # By its own count: words that are no text, of four, are missing among the pieces.
             made = ends[-1].get("usage", {}).get("completion_tokens")
-            if made != tokens[place]:
-                raise RuntimeError(f"llama.cpp made {made} of {tokens[place]} tokens: {ends[-1]}")
+            if made != count:
+                raise RuntimeError(f"llama.cpp made {made} of {count} tokens: {ends[-1]}")
             text = "".join(piece for _, piece in pieces)
             ids = tuple(int(word) for word in re.findall(r"w(\d+)", text))
-            results[place] = (pieces[0][0], time.perf_counter() - began, ids)
+            return pieces[0][0], time.perf_counter() - began, ids
 
-        run_callers(ask, waiting, callers)
-        return results
-
-
-def run_callers(ask: Callable[[int], None], waiting: deque[int], callers: int) -> None:
-    """Let so many threads ask until nothing waits.
-
-    Raises:
-        Exception: What asking raised first.
-    """
-    failures: list[Exception] = []
-
-    def caller() -> None:
-        try:
-            while True:
-                try:
-                    place = waiting.popleft()
-                except IndexError:
-                    return
-                ask(place)
-        except Exception as failure:  # told by who waits for the thread
-            failures.append(failure)
-
-    threads = [threading.Thread(target=caller) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+        with ThreadPoolExecutor(callers) as pool:
+            return list(pool.map(ask, prompts, tokens))
