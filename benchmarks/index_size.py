@@ -42,7 +42,7 @@ from result_table import ResultTable
 
 from condensery.index import kinds
 from condensery.index.store import IndexStore
-from condensery.index.vectors import make_untrained, train
+from condensery.index.vectors import make_graph, train
 from condensery.values import Document, Floats, IndexSpec, Passage
 
 DIMS, TOP_K, WRITE = 384, 10, 1000
@@ -133,7 +133,7 @@ def peer(kind: str, count: int, blocks: Iterable[Floats]) -> Any:
     Codes alone would find less: as ours does, it compares the nearest by their vectors.
     """
     if kind == "flat":
-        index = make_untrained(kind, "ip", DIMS, {})
+        index = faiss.IndexFlat(DIMS, faiss.METRIC_INNER_PRODUCT)
         index.codes.resize(4 * DIMS * count)  # at once: growing takes as much again for a while
         room = faiss.rev_swig_ptr(index.get_xb(), DIMS * count).reshape(count, DIMS)
         start = 0
@@ -143,7 +143,7 @@ def peer(kind: str, count: int, blocks: Iterable[Floats]) -> Any:
         index.ntotal = count
         return index
     if kind == "hnsw":
-        index = make_untrained(kind, "ip", DIMS, {})
+        index = make_graph("ip", DIMS, {})
         index.hnsw.efSearch = kinds.HNSW_SEARCH_BREADTH
     else:
         # Vectors are drawn one like the other: the first ones are a sample.

@@ -6,6 +6,7 @@
 
 A server that answers at --host is loaded; where none does, one of its own is started, with the
 index of samples, and ended again. What is written goes into an index `load-test`, which is dropped.
+A server with keys wants one with the scope index-write, in CONDENSERY_API_KEY.
 In --out: report.html (locust's: requests a second, failures, latencies and load over time) and
 figures.json. Exits with 1 if a reply was wrong or missing, a bound of the profile was broken, or
 (of a server of its own) memory grew too much.
@@ -25,7 +26,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from profiles import MIXES, PROFILES
-from rest_and_grpc import WRITTEN
+from rest_and_grpc import KEY, WRITTEN
 from servers import Server, begin, keep, serving, workplace
 
 HERE = Path(__file__).resolve().parent
@@ -49,7 +50,7 @@ def send(url: str, method: str) -> None:
     request = urllib.request.Request(
         f"{url}/v1/indexes/{WRITTEN}",
         b"{}" if method == "PUT" else None,
-        {"content-type": "application/json"},
+        {"content-type": "application/json", **KEY},
         method=method,
     )
     with contextlib.suppress(urllib.error.HTTPError):  # it is there, or is not

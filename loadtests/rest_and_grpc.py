@@ -1,6 +1,7 @@
 """The two doors of a service, as blocking clients: a job is one request, its reply checked."""
 
 import json
+import os
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ WRITTEN_DOCUMENTS = 2000  # different ones: then writes replace
 UNIT = 0.01  # how far a length may be from 1: bf16 forward, fp32 normalisation
 REPLY_SECONDS = 120.0
 CONNECTIONS = 256
+# What proves who asks, of a server with keys: as REST's header and as gRPC's metadata.
+KEY = {"authorization": f"Bearer {key}"} if (key := os.environ.get("CONDENSERY_API_KEY")) else {}
 
 
 class Wrong(Exception):
@@ -79,6 +82,7 @@ class RestDoor:
     def __init__(self, url: str, _: str) -> None:
         self.url = url
         self.session = requests.Session()
+        self.session.headers.update(KEY)
         adapter = HTTPAdapter(pool_connections=1, pool_maxsize=CONNECTIONS)
         self.session.mount("http://", adapter)
         self.session.mount("https://", adapter)
@@ -169,42 +173,42 @@ class GrpcDoor:
             raise Wrong(f"{error.code().name}: {error.details()}") from None
 
     def call(self, job: Job) -> float | None:
-        timeout = {"timeout": REPLY_SECONDS}
+        options: dict[str, Any] = {"timeout": REPLY_SECONDS, "metadata": tuple(KEY.items())}
         if job in ("embed 1", "embed 16"):
             texts = random.sample(TEXTS, 16) if job == "embed 16" else [random.choice(QUESTIONS)]
-            embedded = self.embedding.EmbedBatch(pb.EmbedBatchRequest(texts=texts), **timeout)
+            embedded = self.embedding.EmbedBatch(pb.EmbedBatchRequest(texts=texts), **options)
             rows = np.frombuffer(embedded.vectors, "<f4").reshape(-1, embedded.dims)
             check_vectors(rows, len(texts))
         elif job == "rerank 8":
             request = pb.RerankRequest(
                 query=random.choice(QUESTIONS), passages=random.sample(TEXTS, 8)
             )
-            ranked = self.reranking.Rerank(request, **timeout).results
+            ranked = self.reranking.Rerank(request, **options).results
             check_ranks([(result.index, result.score) for result in ranked], 8)
         elif job == "query":
             query = pb.QueryRequest(index=INDEX, query=random.choice(QUESTIONS), top_k=5)
-            hits = self.index.Query(query, **timeout).hits
+            hits = self.index.Query(query, **options).hits
             check_hits([(hit.document_id, hit.score) for hit in hits], 5)
         elif job == "write 4":
             written = [pb.Document(**document) for document in documents(4)]
-            self.index.Upsert(pb.UpsertRequest(index=WRITTEN, documents=written), **timeout)
+            self.index.Upsert(pb.UpsertRequest(index=WRITTEN, documents=written), **options)
         else:
-            return self.answer(streamed=job == "answer streamed")
+            return self.answer(options, streamed=job == "answer streamed")
         return None
 
-    def answer(self, *, streamed: bool) -> float | None:
+    def answer(self, options: dict[str, Any], *, streamed: bool) -> float | None:
         asked = pb.AnswerRequest(query=random.choice(QUESTIONS), index=INDEX, max_tokens=24)
         first = None
         if streamed:
             final = None
-            for event in self.rag.AnswerStream(asked, timeout=REPLY_SECONDS):
+            for event in self.rag.AnswerStream(asked, **options):
                 if event.HasField("delta"):
                     first = first or time.perf_counter()
                 elif event.HasField("final"):
                     final = event.final
             need(final is not None, "no end of the stream", final)
         else:
-            final = self.rag.Answer(asked, timeout=REPLY_SECONDS)
+            final = self.rag.Answer(asked, **options)
         block = final.compression
         cited = (citation.document_id for citation in final.citations)
         check_answer(cited, block.status, block.vectors_out, block.tokens_in)

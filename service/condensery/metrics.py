@@ -27,7 +27,10 @@ from prometheus_client.samples import Sample
 from condensery.question import FinishReason
 from condensery.request_context import MODEL_FIELD, RequestStats, current_request
 
-Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
+# Writes are apart from what is asked of an index: they take as long as they are large.
+Task = Literal[
+    "embed", "rerank", "classify", "compress", "answer", "compare", "index", "index-write"
+]
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
 FallbackReason = Literal["timeout", "fault"]
 # Why the server that writes answers failed: no connection, its status (429, 5xx; another), no next

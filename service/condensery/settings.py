@@ -31,8 +31,10 @@ from condensery.origins import read_hosts, read_networks, read_origins
 from condensery.values import IndexCaps, SearchMode
 
 VARIABLE_PREFIX = "CONDENSERY_"
-# Read by the commands that talk to a server, and not by the server.
-CLIENT_VARIABLES = frozenset({"CONDENSERY_URL"})
+# Read by the commands that talk to a server, ours or another, and not by the server.
+CLIENT_VARIABLES = frozenset(
+    {"CONDENSERY_URL", "CONDENSERY_JUDGE_KEY", "CONDENSERY_EMBEDDINGS_KEY"}
+)
 
 # Kubernetes sets variables named after each Service in every pod. Beside a Service called
 # condensery they look like ours; nobody has set them, and CONDENSERY_PORT=tcp://... is no port.

@@ -16,7 +16,6 @@ from condensery.settings import Settings, variable_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = ("cpu", "gpu", "monitoring")
 VERSIONS = (
     "1.30",
     "1.37",
@@ -74,7 +73,7 @@ def find(objects: list[Any], kind: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ["cpu", "gpu", "monitoring"])
 def test_every_object_of_an_overlay_is_what_kubernetes_schemas_say(
     overlay: str, subtests: pytest.Subtests
 ) -> None:
@@ -100,14 +99,20 @@ def test_the_operators_objects_name_what_is_there() -> None:
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {port["name"] for port in scraped["spec"]["ports"]}
     assert scraped["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "condensery"
-    scaled = find(monitoring, "ScaledObject")
+    scaled = find(build(KUBERNETES / "scaling"), "ScaledObject")
     assert scaled["apiVersion"] == "keda.sh/v1alpha1"
     target = scaled["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == names(find(base, "StatefulSet"))
-    (trigger,) = scaled["spec"]["triggers"]
-    assert float(trigger["metadata"]["threshold"]) < DEFAULTS["max_queue_tokens"]
+    tokens, answers = (trigger["metadata"] for trigger in scaled["spec"]["triggers"])
+    assert float(tokens["threshold"]) < DEFAULTS["max_queue_tokens"]
     namespace = find(base, "Namespace")["metadata"]["name"]
-    assert f'condensery_queue_tokens{{namespace="{namespace}"}}' in trigger["metadata"]["query"]
+    assert f'condensery_queue_tokens{{namespace="{namespace}"}}' in tokens["query"]
+    assert f'condensery_sequences{{namespace="{namespace}",state="waiting"}}' in answers["query"]
+
+
+def test_what_was_scaled_stays_when_the_manifests_are_applied_again() -> None:
+    for overlay in ("cpu", "gpu"):
+        assert "replicas" not in find(build(KUBERNETES / overlay), "StatefulSet")["spec"]
 
 
 def test_the_operators_rules_are_prometheus_own() -> None:

@@ -162,8 +162,8 @@ def test_what_the_other_commands_read_from_the_environment_passes(
 ) -> None:
     named = {
         variable
-        for folder in ("commands", "client")
-        for file in (PACKAGE / folder).glob("*.py")
+        for folder in ("commands", "client", "methods")
+        for file in (PACKAGE / folder).rglob("*.py")
         for variable in re.findall('"(CONDENSERY_[A-Z_]+)"', file.read_text())
     }
     assert "CONDENSERY_URL" in named

@@ -8,7 +8,6 @@ multiple of 64 bytes. Little-endian.
 
 import json
 import os
-import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from condensery.atomic_files import sync_path
+from condensery.index.flat_vectors import file_start, look_at
 from condensery.index.passages import Rows, Stamp
 from condensery.values import Floats
 
@@ -28,8 +28,6 @@ _HEADER_BYTES = 4096
 _ALIGNED = 64
 # Written between two syncs: a write to SQLite that comes meanwhile waits for so much at most.
 _SYNCED = 64 * 2**20
-
-METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 
 class CacheUnusable(Exception):
@@ -111,7 +109,7 @@ def write(
                 checksum = _write_synced(file, pieces, checksum)
             vectors_checksum = 0
             if vectors is not None:
-                start = _flat_start(metric, dims, len(rows))
+                start = file_start(metric, dims, len(rows))
                 file.seek(_flat_offset(file.tell(), len(start)))
                 file.write(start)
                 vectors_checksum = _write_synced(file, vectors, 0)
@@ -159,7 +157,7 @@ def read(path: Path, kind: str, metric: str, dims: int) -> Contents:
     if (header.kind, header.metric, header.dims) != (kind, metric, dims):
         raise CacheUnusable("of another format or another index")
     ends = np.cumsum([_HEADER_BYTES, 8 * header.rows, 8 * header.dead, header.structure])
-    start = _flat_start(metric, dims, header.rows) if header.has_vectors else b""
+    start = file_start(metric, dims, header.rows) if header.has_vectors else b""
     flat = _flat_offset(int(ends[-1]), len(start)) if header.has_vectors else int(ends[-1])
     numbers = 4 * dims * header.rows if header.has_vectors else 0
     # before FAISS sees it: a damaged size makes it ask for any amount of memory
@@ -170,7 +168,7 @@ def read(path: Path, kind: str, metric: str, dims: int) -> Contents:
         raise CacheUnusable("damaged")
     try:
         # no copy; it keeps no reference to the bytes, so that it gets one
-        vectors = faiss.read_index(_reader(body[flat:])) if header.has_vectors else None
+        vectors = look_at(body[flat:]) if header.has_vectors else None
     except RuntimeError as error:
         raise CacheUnusable(f"refused by FAISS {faiss.__version__}") from error
     if vectors is not None:
@@ -200,21 +198,9 @@ def _header(line: bytes, size: int) -> Header:
     return header
 
 
-def _flat_start(metric: str, dims: int, rows: int) -> bytes:
-    """Return what FAISS's file of a flat index of so many vectors has before their numbers."""
-    empty = faiss.IndexFlat(dims, METRICS[metric])
-    empty.ntotal = rows
-    start: bytes = faiss.serialize_index(empty).tobytes()
-    return start[:-8] + struct.pack("<Q", rows * dims)
-
-
 def _flat_offset(end: int, start: int) -> int:
     """Return where it begins behind ``end``, so that the numbers, ``start`` later, are aligned."""
     return -(-(end + start) // _ALIGNED) * _ALIGNED - start
-
-
-def _reader(data: NDArray[np.uint8]) -> Any:
-    return faiss.ZeroCopyIOReader(faiss.swig_ptr(data), data.nbytes)
 
 
 def _write_synced(file: Any, blocks: Iterable[NDArray[Any]], checksum: int) -> int:

@@ -4,9 +4,9 @@ In the place of FAISS there may be a database (``remote_vectors``); of FAISS its
 
 How they agree without a query ever waiting for a disk to sync: a write (1) adds its vectors to
 FAISS, where queries meet rows that SQLite does not show them yet, and skip them; (2) commits;
-(3) makes tombstones of the rows it replaced. A query does both its FAISS search and the read
-that fixes its SQLite snapshot under one hold of the shared lock, so that neither (1) nor (3)
-falls between them: whichever side of (2) its snapshot is on, FAISS holds all that it shows.
+(3) makes tombstones of the rows it replaced. A query fixes its SQLite snapshot and then searches
+FAISS, under one hold of the shared lock, which (3) waits for: whichever side of (2) its snapshot is
+on, FAISS holds all that it shows.
 What is found by its words is found in SQLite alone.
 """
 
@@ -236,7 +236,7 @@ class Index:
             self._vector_index.read_lock(),
             self._reader() as reader,
         ):
-            reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
+            reader.execute("BEGIN")  # one snapshot for all that follows
             search = self._vector_index.prepare(reader, filter)
             wanted = top_k
             while True:

@@ -14,7 +14,8 @@ _LEAST = 1024
 class Places:
     """Rows in the order in which they were added, ascending; removed ones are tombstones.
 
-    The caller keeps changes away from searches. What takes long, more room, is rare: it doubles.
+    The caller keeps ``bury`` away from searches; rows may be appended beside them. What takes long,
+    more room, is rare: it doubles.
     """
 
     def __init__(self) -> None:

@@ -51,20 +51,32 @@ _GROWN = 1.1
 class ReadWriteLock:
     """A readers-writer lock: FAISS searches may run side by side, but not beside a change.
 
-    A waiting writer goes before new readers. Not reentrant.
+    A waiting writer goes before new readers, and readers that waited for a writer before the next
+    one: a write of many blocks would else come back before any of them had woken up. Not reentrant.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._readers = 0
+        self._readers_waiting = 0
         self._writing = False
         self._writers_waiting = 0
+        self._written = 0  # times
+        self._first = 0  # readers that waited for the last writer and are not in yet
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Keep writers out, let other readers in."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._writing and not self._writers_waiting)
+            if self._writing or self._writers_waiting:
+                came = self._written
+                self._readers_waiting += 1
+                try:
+                    self._changed.wait_for(lambda: self._may_read(came))
+                finally:
+                    self._readers_waiting -= 1
+                    self._first -= self._written != came
+                    self._changed.notify_all()
             self._readers += 1
         try:
             yield
@@ -78,15 +90,26 @@ class ReadWriteLock:
         """Keep everyone else out."""
         with self._changed:
             self._writers_waiting += 1
-            self._changed.wait_for(lambda: not self._writing and not self._readers)
-            self._writers_waiting -= 1
+            try:
+                self._changed.wait_for(self._may_write)
+            finally:
+                self._writers_waiting -= 1
+                self._changed.notify_all()
             self._writing = True
         try:
             yield
         finally:
             with self._changed:
                 self._writing = False
+                self._written += 1
+                self._first = self._readers_waiting
                 self._changed.notify_all()
+
+    def _may_write(self) -> bool:
+        return not self._writing and not self._readers and not self._first
+
+    def _may_read(self, came: int) -> bool:
+        return not self._writing and (not self._writers_waiting or self._written != came)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +198,7 @@ class VectorIndex:
         return self._changes - self._changes_saved
 
     def read_lock(self) -> AbstractContextManager[None]:
-        """Keep every change out, but no other search."""
+        """Keep out every change that a search could see half of, but no other search."""
         return self._lock.shared()
 
     def write_lock(self) -> AbstractContextManager[None]:
@@ -183,10 +206,12 @@ class VectorIndex:
         return self._lock.exclusive()
 
     def prepare(self, reader: sqlite3.Connection, filter: Filter | None) -> Search:
-        """Return what searches, among the passages that a filter chooses.
+        """Return what searches among a filter's passages, and fix the reader's SQLite snapshot.
 
-        The caller holds ``read_lock``, from before the read that fixes its SQLite snapshot.
+        The caller holds ``read_lock``. Vectors must not be searched before the snapshot is fixed:
+        what is written in between would be found by neither.
         """
+        passages.latest_write(reader)
         allowed = None if filter is None else selecting.passage_rows(reader, filter)
         return lambda vector, k: self.search(reader, vector, k, allowed)
 
@@ -195,7 +220,7 @@ class VectorIndex:
     ) -> tuple[list[int], list[float], bool]:
         """Return the nearest rows, their scores, and whether there may be more.
 
-        The caller holds ``read_lock``, from before the read that fixes its SQLite snapshot.
+        The caller holds ``read_lock``, and its SQLite snapshot is fixed.
         """
         if not self.cache.approximates:
             rows, scores = self.cache.search(vector, k, allowed)
@@ -213,19 +238,19 @@ class VectorIndex:
         return self.cache.last_row
 
     def add(self, rows: Rows, vectors: Floats) -> None:
-        """Add vectors, a few at a time: queries go between.
+        """Add vectors: beside queries, or a few at a time, and those that wait go between.
 
         Raises:
             StorageError: Those that there are can't be brought into memory; there is no room.
         """
         self._have_in_memory()
-        if self.cache.must_grow(len(rows)):
-            try:
-                grown = self.cache.grown()  # beside the old ones, which queries go on with
-            except (MemoryError, RuntimeError) as error:
-                raise StorageError(f"There is no memory for more vectors: {error}.") from error
-            with self.write_lock():
-                self.cache.take(grown)
+        try:
+            self.cache.make_room(len(rows), self.write_lock)
+        except (MemoryError, RuntimeError) as error:
+            raise StorageError(f"There is no memory for more vectors: {error}.") from error
+        if self.cache.added_to_while_searched:
+            self.cache.add(rows, vectors)  # which a query's SQLite snapshot does not have
+            return
         for start in range(0, len(rows), _ADD_BLOCK):
             block = slice(start, start + _ADD_BLOCK)
             with self.write_lock():
@@ -295,9 +320,10 @@ class VectorIndex:
             self._begin_anew()
         elif not self.cache.mapped:  # else after one of the next writes
             # beside the old one: moving what follows a tombstone would keep queries out as long
-            fresh = self.cache.compacted()
+            old, fresh = self.cache, self.cache.compacted()
             with self.write_lock():
                 self.cache = fresh
+            del old  # not before: to free gigabytes takes long
 
     # The file, aside
 
@@ -419,8 +445,10 @@ class VectorIndex:
                 self._fill(fresh, self._connection, whole=True)
                 fresh.discard(np.intersect1d(fresh.rows(), self._discarded).tolist())
                 _check_count(fresh, passages.count(self._connection)[1])
+                old = self.cache
                 with self.write_lock():
                     self.cache = fresh
+                del old  # not before: to free gigabytes takes long
                 self._maker, self._failed_at = None, 0
                 self._changes += 1  # the file has the old one
                 if fresh.needs_training:

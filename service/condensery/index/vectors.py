@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from condensery.index import cache_file, kinds
-from condensery.index.cache_file import METRICS, CacheUnusable
+from condensery.index.cache_file import CacheUnusable
+from condensery.index.flat_vectors import METRICS, FlatVectors
 from condensery.index.kinds import Options
 from condensery.index.passages import Rows, Stamp
 from condensery.index.places import Places
@@ -27,8 +28,8 @@ MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
 # Vectors copied at once: 6 MB at 384 dimensions.
 _COPIED = 4096
-# Vectors that FAISS makes room for by itself: beyond these it would move all of them, to twice the
-# room, while queries wait.
+# Vectors of a graph that FAISS makes room for by itself: beyond these it would move all of them, to
+# twice the room, while queries wait.
 _ROOM = 16_384
 
 
@@ -60,16 +61,17 @@ class Cut:
 class VectorCache:
     """Vectors under row ids. The caller keeps changes away from searches (``ReadWriteLock``).
 
-    FAISS numbers what it holds from 0 on; ``Places`` says which row stands where. Removed rows
-    become tombstones that searches pass over: FAISS can't take a node out of an HNSW graph, and
-    takes one out of a flat index by moving all that follow.
+    But for additions that harm none (``added_to_while_searched``). FAISS numbers what it holds from
+    0 on; ``Places`` says which row stands where. Removed rows become tombstones that searches pass
+    over: FAISS can't take a node out of an HNSW graph, and takes one out of a flat index by moving
+    all that follow.
 
     Args:
         kind: One of ``kinds.KINDS``.
         metric: ``ip`` or ``l2``.
         dims: Features of a vector.
         options: The kind's, those that were set.
-        index: What FAISS holds, with nothing in it; None for the kind's own.
+        index: What is searched; None for the kind's own, with nothing in it.
 
     Attributes:
         mapped: Whether its vectors are in a file: to be searched, but nothing can be added.
@@ -88,15 +90,21 @@ class VectorCache:
         self.dims = dims
         self._options = options or {}
         if index is None:
-            index = make_untrained(kind, metric, dims, self._options)
-        self._index = index
-        self._vectors: Any = index if isinstance(index, faiss.IndexFlat) else None
+            graph = kind == "hnsw"
+            index = make_graph(metric, dims, self._options) if graph else FlatVectors(metric, dims)
+        self._index: Any = None
+        self._vectors: Any = None
+        self._flat_vectors: FlatVectors | None = None  # of a flat one that is not mapped
         self._places = Places()
         self.mapped = False
         self._vectors_checksum = 0  # of a mapped one
-        self._room = _ROOM  # for so many vectors, without moving them
-        if isinstance(index, faiss.IndexHNSW):
-            self._put(faiss.IndexFlat(dims, METRICS[metric]))
+        self._room = _ROOM  # of a graph: for so many vectors, without moving them
+        if isinstance(index, FlatVectors | faiss.IndexFlat):
+            self._put(index)
+        else:
+            self._index = index
+            if isinstance(index, faiss.IndexHNSW):
+                self._put(faiss.IndexFlat(dims, METRICS[metric]))
 
     @property
     def live(self) -> int:
@@ -115,7 +123,7 @@ class VectorCache:
     @classmethod
     def standing_in(cls, kind: str, metric: str, dims: int, options: Options | None = None) -> Self:
         """Return an empty flat cache for an index of any kind: filled at once, searched whole."""
-        return cls(kind, metric, dims, options, faiss.IndexFlat(dims, METRICS[metric]))
+        return cls(kind, metric, dims, options, FlatVectors(metric, dims))
 
     @property
     def searched_as(self) -> str:
@@ -168,6 +176,36 @@ class VectorCache:
         """The highest row there is, tombstones included; 0 if there is none."""
         return self._places.last
 
+    @property
+    def added_to_while_searched(self) -> bool:
+        """Whether ``add`` need not be kept away from searches, once there is room."""
+        return self._flat_vectors is not None
+
+    def make_room(
+        self,
+        more: int,
+        write_lock: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Make room for so many more vectors.
+
+        Args:
+            more: How many.
+            write_lock: Keeps searches out. What takes long is done before it is taken.
+
+        Raises:
+            MemoryError: There is none; all is as it was.
+        """
+        if self._flat_vectors is not None:
+            if not self._flat_vectors.has_room(more):
+                with write_lock():
+                    self._flat_vectors.grow(more)
+                    self._put(self._flat_vectors)
+        elif not self.approximates and len(self._places) + more > self._room:
+            grown = self._copy(lambda block: None, more)  # which queries need not wait for
+            with write_lock():
+                self.take(grown)
+                self._room = _room_for(len(self._places) + more)
+
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors (rows, dims) under new row ids, to what is not ``mapped``.
 
@@ -176,7 +214,14 @@ class VectorCache:
             RuntimeError: FAISS failed in the middle of an addition before: it can't be added to.
         """
         self._check_whole()
+        self.make_room(len(rows))
         self._places.reserve(len(rows))
+        if self._flat_vectors is not None:
+            self._flat_vectors.put(vectors)
+            self._places.append(rows)
+            # the last: what a search finds has a row by then
+            self._flat_vectors.show(len(self._places))
+            return
         with _one_thread():
             self._index.add(np.ascontiguousarray(vectors))
         self._places.append(rows)
@@ -188,24 +233,16 @@ class VectorCache:
     def compacted(self) -> "VectorCache":
         """Return a flat cache of the living rows alone; this one stays as it is."""
         fresh = VectorCache.standing_in(self.kind, self.metric, self.dims, self._options)
-        living = np.flatnonzero(self._places.alive())
-        vectors = faiss.IndexFlat(self.dims, METRICS[self.metric])
-        target, source = _make_room(vectors, len(living), self.dims), self._matrix()
+        living, source = np.flatnonzero(self._places.alive()), self._matrix()
+        vectors = FlatVectors(self.metric, self.dims, len(living))
+        target = vectors.matrix
         for start in range(0, len(living), _COPIED):
             block = slice(start, start + _COPIED)
-            target[block] = source[living[block]]
-        vectors.ntotal = len(living)
+            # not by indexing, which keeps all other threads of Python waiting
+            np.take(source, living[block], axis=0, out=target[block], mode="clip")
         fresh.take(vectors)
         fresh._places.append(self.rows()[living])
         return fresh
-
-    def must_grow(self, count: int) -> bool:
-        """Whether so many more vectors would move all that there are (``grown``)."""
-        return not self.approximates and len(self._places) + count > self._room
-
-    def grown(self) -> Any:
-        """Return what ``take`` takes: a copy of the vectors, with room for a quarter more."""
-        return self._copy(lambda block: None)
 
     @_one_thread()
     def search(
@@ -222,7 +259,10 @@ class VectorCache:
             Rows, and scores where more is nearer: inner products, or minus squared distances; if
             it ``approximates``, those of codes.
         """
-        k = min(k, self.live if allowed is None else len(allowed))
+        if allowed is not None:
+            k = min(k, len(allowed))
+        elif self.searched_as != "flat":  # there may be more of a flat one by the time it is
+            k = min(k, self.live)
         if k == 0:
             return [], []
         if allowed is not None and self._is_few(len(allowed)):
@@ -328,22 +368,23 @@ class VectorCache:
             blocks: (rows, vectors) in any order; of rows that are not there, tombstones' among
                 them, nothing is taken.
         """
-        fresh = faiss.IndexFlat(self.dims, METRICS[self.metric])
-        target = _make_room(fresh, len(self._places), self.dims)
+        fresh, target = self._make_memory(len(self._places))
         for rows, vectors in blocks:
             places = np.minimum(self._places.of(rows), len(target) - 1)
             there = self.rows()[places] == rows
             target[places[there]] = vectors[there]
-        fresh.ntotal = len(target)
         return fresh
 
     def take(self, vectors: Any) -> None:
         """Go on with vectors in other memory, the same at the same places."""
         self._put(vectors)
         self.mapped = False
-        self._room = _room_for(vectors.ntotal)
+        self._room = _room_for(self._vectors.ntotal)
 
     def _put(self, vectors: Any) -> None:
+        if isinstance(vectors, FlatVectors):
+            self._flat_vectors = vectors
+            vectors = vectors.index
         if self.searched_as == "flat":
             self._index = vectors
         else:
@@ -355,17 +396,26 @@ class VectorCache:
             vectors.this.own(True)
         self._vectors = vectors
 
-    def _copy(self, seen: Callable[[Floats], None]) -> Any:
-        """Return a copy of the vectors; ``seen`` is given each block that was copied."""
-        fresh = faiss.IndexFlat(self.dims, METRICS[self.metric])
+    def _copy(self, seen: Callable[[Floats], None], more: int = 0) -> Any:
+        """Return a copy of the vectors, a graph's with room for more; ``seen`` gets each block."""
         source = self._matrix()
-        target = _make_room(fresh, len(source), self.dims)
+        fresh, target = self._make_memory(len(source), more)
         for start in range(0, len(source), _COPIED):
             block = slice(start, start + _COPIED)
             target[block] = source[block]
             seen(target[block])
-        fresh.ntotal = len(source)
         return fresh
+
+    def _make_memory(self, count: int, more: int = 0) -> tuple[Any, Floats]:
+        """Return what ``take`` takes, and its vectors, (count, dims), which are to be written."""
+        if self.searched_as == "flat":
+            flat = FlatVectors(self.metric, self.dims, count)
+            return flat, flat.matrix
+        # a graph adds to its vectors by itself, which needs memory of FAISS's own
+        owned = faiss.IndexFlat(self.dims, METRICS[self.metric])
+        target = _make_room(owned, count, self.dims, more)
+        owned.ntotal = count
+        return owned, target
 
     def _check_whole(self) -> None:
         """Raise if FAISS and ``Places`` would call a vector by different rows from now on."""
@@ -455,18 +505,16 @@ def _room_for(count: int) -> int:
     return max(_ROOM, count + count // 4)
 
 
-def _make_room(flat: Any, count: int, dims: int) -> Floats:
+def _make_room(flat: Any, count: int, dims: int, more: int) -> Floats:
     """Return where so many vectors of a flat index are to be written, (count, dims), all zero."""
-    flat.codes.resize(4 * dims * _room_for(count))
+    flat.codes.resize(4 * dims * _room_for(count + more))
     flat.codes.resize(4 * dims * count)  # the room stays
     numbers: Floats = faiss.rev_swig_ptr(flat.get_xb(), count * dims)
     return numbers.reshape(count, dims)
 
 
-def make_untrained(kind: str, metric: str, dims: int, options: Options) -> Any:
-    """Return an empty index: of kind ``ivf_pq`` a flat one, which it is until it is trained."""
-    if kind != "hnsw":
-        return faiss.IndexFlat(dims, METRICS[metric])
+def make_graph(metric: str, dims: int, options: Options) -> Any:
+    """Return an empty HNSW index."""
     graph = faiss.IndexHNSWFlat(dims, options.get("m", kinds.HNSW_LINKS), METRICS[metric])
     graph.hnsw.efConstruction = options.get("ef_construction", kinds.HNSW_BUILD_BREADTH)
     return graph

@@ -15,6 +15,7 @@ from tests.unit.index.conftest import (
     every_backend,
     make_batch,
     make_vectors,
+    wait_until,
 )
 
 from condensery.errors import (
@@ -22,7 +23,8 @@ from condensery.errors import (
 )
 from condensery.index import bm25
 from condensery.index.store import IndexStore
-from condensery.values import IndexSpec
+from condensery.index.vector_index import VectorIndex
+from condensery.values import Hit, IndexSpec
 
 
 @every_backend
@@ -110,6 +112,43 @@ def test_a_query_during_a_slow_sync_is_answered(disk: Disk, store: IndexStore) -
     hits = store.query("kb", batch.vectors[0], top_k=2)
     assert {hit.passage.text for hit in hits} == {"First of anew.", "Second of anew."}
     assert len(store.query("kb", "anew", top_k=3)) == 2
+
+
+def test_a_write_waits_for_no_query_and_the_query_does_not_miss_what_it_replaces(
+    store: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = make_batch(["a"], tag=" old"), make_batch(["a"], seed=1, tag=" new")
+    old.upsert(store)
+    searching, go_on = threading.Event(), threading.Event()
+    search = VectorIndex.search
+
+    def slow(*args: Any) -> Any:
+        searching.set()
+        assert go_on.wait(20)
+        return search(*args)
+
+    def stored() -> str:
+        return store.find("kb").get(["a"])[0].text
+
+    found: list[Hit] = []
+
+    def ask() -> None:
+        found.extend(store.query("kb", old.vectors[0], top_k=2))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorIndex, "search", slow)
+        reader = threading.Thread(target=ask)
+        reader.start()
+        assert searching.wait(20)
+        make_batch([f"d{n}" for n in range(300)], seed=2).upsert(store)
+        writer = threading.Thread(target=new.upsert, args=(store,))
+        writer.start()
+        wait_until(lambda: "new" in stored())
+        go_on.set()
+        for thread in (reader, writer):
+            thread.join(20)
+    assert {hit.passage.text for hit in found} == {"First of a old.", "Second of a old."}
+    assert_agrees(store, data_dir)
 
 
 def test_closing_waits_for_who_is_reading(

@@ -33,6 +33,27 @@ def test_readers_share_and_a_writer_is_alone() -> None:
     assert seen == {("reader beside a writer", False), ("writer beside a writer", False)}
 
 
+def test_readers_that_waited_for_a_writer_go_before_the_next() -> None:
+    lock, order = ReadWriteLock(), []
+
+    def read() -> None:
+        with lock.shared():
+            order.append("reader")
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    with lock.exclusive():
+        for reader in readers:
+            reader.start()
+        while lock._readers_waiting < 3:
+            time.sleep(0.001)
+    for _ in range(2):  # without a pause, in which another thread would get a turn
+        with lock.exclusive():
+            order.append("writer")
+    for reader in readers:
+        reader.join(30)
+    assert order == ["reader"] * 3 + ["writer"] * 2
+
+
 def test_a_waiting_writer_goes_before_new_readers() -> None:
     lock, order = ReadWriteLock(), []
     holding, done = threading.Event(), threading.Event()

@@ -362,8 +362,11 @@ def _job_method(
         job: Takes the services, the index's name, and the request's fields by their names.
         within: The reply's field, by REST's name, that holds what the job returns, or the fields of
             a tuple; None is the reply itself.
+        task: What it counts as; None is not counted, and a write to an index is ``index-write``.
         takes_encoder: Whether the model that the request names is the job's ``encoder``.
     """
+    if task == "index" and scope == _WRITE:
+        task = "index-write"
 
     async def run(services: Services, request: Message, model: str | None) -> Any:
         index = () if index_field is None else (getattr(request, index_field),)
@@ -383,9 +386,7 @@ COUNTS = ("documents", "passages")
 _READ: KeyScope = "infer"
 _WRITE: KeyScope = "index-write"
 _index = partial(_job_method, "Index")
-_index_documents: Callable[..., RpcMethod[Any]] = partial(
-    RpcMethod, "Index", task="index", index_field="index"
-)
+_index_documents: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Index", index_field="index")
 _upkeep = partial(_job_method, "IndexUpkeep")
 _answer: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Rag", scope="infer", task="answer")
 _compress: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Rag", scope="infer", task="compress")
@@ -397,13 +398,13 @@ METHODS: tuple[RpcMethod[Any], ...] = (
     _index("List", _READ, indexes.list_indexes, "data"),
     _index("Get", _READ, indexes.get_index, index_field="name"),
     _index("Drop", _WRITE, indexes.drop_index, index_field="name"),
-    _index_documents("Upsert", _WRITE, unary=upsert_documents),
-    _index_documents("Delete", _WRITE, unary=delete_documents),
-    _index_documents("Query", _READ, unary=query_index),
+    _index_documents("Upsert", _WRITE, "index-write", unary=upsert_documents),
+    _index_documents("Delete", _WRITE, "index-write", unary=delete_documents),
+    _index_documents("Query", _READ, "index", unary=query_index),
     _index("Count", _READ, indexes.count_documents, COUNTS, index_field="index"),
-    _index_documents("GetDocuments", _READ, unary=get_documents),
-    _index_documents("Scroll", _READ, unary=scroll_documents),
-    RpcMethod("IndexUpkeep", "UpdateAliases", _WRITE, "index", update_aliases),
+    _index_documents("GetDocuments", _READ, "index", unary=get_documents),
+    _index_documents("Scroll", _READ, "index", unary=scroll_documents),
+    RpcMethod("IndexUpkeep", "UpdateAliases", _WRITE, "index-write", update_aliases),
     _upkeep("ListAliases", _READ, maintenance.list_index_aliases, "data"),
     _upkeep("CreateSnapshot", _WRITE, maintenance.create_snapshot, index_field="index"),
     _upkeep("ListSnapshots", _READ, maintenance.list_snapshots, index_field="index"),

@@ -134,27 +134,28 @@ FILE_FIELDS = ("files", "file")
 PIECE_FILES = 512  # results of files in one piece of a reply
 
 _job = partial(job_endpoint, task="index")
+_write = partial(job_endpoint, task="index-write")
 
 list_indexes = _job(indexes.list_indexes, Indexes)
 show_index = _job(indexes.get_index, IndexInfo)
-drop_index = _job(indexes.drop_index, Dropped)
-delete_documents = _job(indexes.delete_documents, Deleted, DeleteRequest)
+drop_index = _write(indexes.drop_index, Dropped)
+delete_documents = _write(indexes.delete_documents, Deleted, DeleteRequest)
 count_documents = _job(indexes.count_documents, Counts, CountRequest, optional=True)
 list_aliases = _job(maintenance.list_index_aliases, Aliases)
-create_snapshot = _job(maintenance.create_snapshot, Snapshot)
+create_snapshot = _write(maintenance.create_snapshot, Snapshot)
 list_snapshots = _job(maintenance.list_snapshots, SnapshotList)
 show_snapshot = _job(maintenance.get_snapshot, Snapshot)
-delete_snapshot = _job(maintenance.delete_snapshot, SnapshotDeleted)
-restore_snapshot = _job(maintenance.restore_snapshot, IndexInfo, RestoreRequest, optional=True)
-rebuild_index = _job(maintenance.rebuild_index, Rebuild, RebuildRequest, optional=True)
+delete_snapshot = _write(maintenance.delete_snapshot, SnapshotDeleted)
+restore_snapshot = _write(maintenance.restore_snapshot, IndexInfo, RestoreRequest, optional=True)
+rebuild_index = _write(maintenance.rebuild_index, Rebuild, RebuildRequest, optional=True)
 show_rebuild = _job(maintenance.get_rebuild, Rebuild)
-cancel_rebuild = _job(maintenance.cancel_rebuild, RebuildCancelled)
+cancel_rebuild = _write(maintenance.cancel_rebuild, RebuildCancelled)
 
 
 async def create_index(request: Request, services: Services) -> Response:
     """Create an index; the same settings again return it as it is."""
     body = await read_body(request, services, CreateIndexRequest, optional=True)
-    with count_request(services, body.encoder, "index", "rest"):
+    with count_request(services, body.encoder, "index-write", "rest"):
         name = request.path_params["name"]
         return write_json(await indexes.create_index(services, name, **dict(body)))
 
@@ -163,7 +164,7 @@ async def upsert_documents(request: Request, services: Services) -> Response:
     """Write documents, replacing those of the same ids; synced when this returns."""
     name = request.path_params["name"]
     body, vectors = await read_as(request, services, _parse_upsert)
-    with count_request(services, None, "index", "rest", index=name):
+    with count_request(services, None, "index-write", "rest", index=name):
         written = await indexes.upsert_documents(
             services,
             name,
@@ -183,7 +184,7 @@ async def add_files(request: Request, services: Services) -> Response:
             form = await stack.enter_async_context(open_form(request, services))
             how, files = _read_files_form(form)
         columns = Columns(how.id_column, tuple(how.text_column))
-        with count_request(services, None, "index", "rest", index=name):
+        with count_request(services, None, "index-write", "rest", index=name):
             added = await upload.add_files(
                 services,
                 name,
@@ -229,7 +230,7 @@ async def query_index(request: Request, services: Services) -> Response:
 async def update_aliases(request: Request, services: Services) -> Response:
     """Create, move, rename and delete aliases: all that is asked, at one moment, or nothing."""
     body = await read_body(request, services, AliasesRequest)
-    with count_request(services, None, "index", "rest"):
+    with count_request(services, None, "index-write", "rest"):
         actions = [_read_action(item, f"actions[{i}]") for i, item in enumerate(body.actions)]
         aliases = await maintenance.update_index_aliases(services, actions)
         return write_json(Aliases(aliases))

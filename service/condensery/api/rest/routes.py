@@ -253,7 +253,7 @@ def _index_route(
         method,
         path,
         endpoint,
-        "index",
+        "index" if access == "infer" else "index-write",
         access,
         parameters=(SNAPSHOT_PARAMETER,) if path.startswith(SNAPSHOT_PATH) else (),
         fails=(*shared, *fails),

@@ -159,10 +159,11 @@ async def test_an_index_request_counts_for_the_indexs_encoder(
 ) -> None:
     stub = stubs.IndexStub(channel)
     await stub.Create(pb.CreateIndexRequest(name="kb", encoder="other"))
-    assert counted(services, task="index", model="other", code="ok") == 1
+    assert counted(services, task="index-write", model="other", code="ok") == 1
     await stub.Count(pb.CountRequest(index="kb"))
     await stub.Get(pb.GetIndexRequest(name="kb"))
-    assert counted(services, task="index", model="other", code="ok") == 3
+    assert counted(services, task="index", model="other", code="ok") == 2
+    assert counted(services, task="index-write", model="other", code="ok") == 1
     await refused(stub.Count(pb.CountRequest(index="nope")))
     assert counted(services, task="index", model="unknown", code=IndexNotFound.__name__) == 1
 
