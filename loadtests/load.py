@@ -156,6 +156,7 @@ def main() -> int:
         command += ["--load-profile", args.profile, "--mix", args.mix, "--doors", args.doors]
         command += ["--rate", str(args.rate), "--seconds", str(args.seconds)]
         command += ["--p95-ms", str(args.p95_ms), "--only-summary", "--csv", str(args.out / "load")]
+        command += ["--csv-full-history"]  # else its percentiles are of all requests so far
         command += ["--stop-timeout", str(STOP_SECONDS)]
         print(f"loading {url} and {address}: {args.profile}, {profile.seconds:g} s")
         with watching(server, samples):
