@@ -37,6 +37,14 @@ def look_at(data: NDArray[np.uint8]) -> Any:
     return faiss.read_index(faiss.ZeroCopyIOReader(faiss.swig_ptr(data), data.nbytes))
 
 
+def vectors_of(flat: Any, count: int) -> Floats:
+    """Return a flat FAISS index's first vectors, (count, dims), where they are at the moment."""
+    if not count:  # they may be nowhere
+        return np.empty((0, flat.d), np.float32)
+    numbers: Floats = faiss.rev_swig_ptr(flat.get_xb(), count * flat.d)
+    return numbers.reshape(count, flat.d)
+
+
 class FlatVectors:
     """Vectors in memory that grows in place (``mremap``), and a FAISS index that looks at them.
 
@@ -72,7 +80,8 @@ class FlatVectors:
     @property
     def matrix(self) -> Floats:
         """The vectors, (count, dims), where they are until ``grow``."""
-        return self._numbers(len(self))
+        # not by the mapping's own buffer: as long as somebody has that, it can't be resized
+        return vectors_of(self.index, len(self))
 
     def has_room(self, more: int) -> bool:
         """Whether so many more vectors can be put without ``grow``."""
@@ -93,7 +102,7 @@ class FlatVectors:
     def put(self, vectors: Floats) -> None:
         """Write vectors (n, dims) behind those there are, where no search sees them yet."""
         count = len(self)
-        self._numbers(count + len(vectors))[count:] = vectors
+        vectors_of(self.index, count + len(vectors))[count:] = vectors
 
     def show(self, count: int) -> None:
         """Let searches see so many, all of which were put."""
@@ -110,11 +119,6 @@ class FlatVectors:
 
     def _bytes(self, room: int) -> int:
         return _PAGE + -(-4 * self.dims * room // _PAGE) * _PAGE
-
-    def _numbers(self, count: int) -> Floats:
-        # not by the mapping's own buffer: as long as somebody has that, it can't be resized
-        numbers: Floats = faiss.rev_swig_ptr(self.index.get_xb(), count * self.dims)
-        return numbers.reshape(count, self.dims)
 
     def _look(self, count: int, start: bytes) -> Any:
         """Return FAISS's look at the memory where it is now."""

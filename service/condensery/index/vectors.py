@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from condensery.index import cache_file, kinds
 from condensery.index.cache_file import CacheUnusable
-from condensery.index.flat_vectors import METRICS, FlatVectors
+from condensery.index.flat_vectors import METRICS, FlatVectors, vectors_of
 from condensery.index.kinds import Options
 from condensery.index.passages import Rows, Stamp
 from condensery.index.places import Places
@@ -203,8 +203,7 @@ class VectorCache:
         elif not self.approximates and len(self._places) + more > self._room:
             grown = self._copy(lambda block: None, more)  # which queries need not wait for
             with write_lock():
-                self.take(grown)
-                self._room = _room_for(len(self._places) + more)
+                self.take(grown, more)
 
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors (rows, dims) under new row ids, to what is not ``mapped``.
@@ -375,11 +374,11 @@ class VectorCache:
             target[places[there]] = vectors[there]
         return fresh
 
-    def take(self, vectors: Any) -> None:
-        """Go on with vectors in other memory, the same at the same places."""
+    def take(self, vectors: Any, more: int = 0) -> None:
+        """Go on with vectors in other memory, the same at the same places, with room for more."""
         self._put(vectors)
         self.mapped = False
-        self._room = _room_for(self._vectors.ntotal)
+        self._room = _room_for(self._vectors.ntotal + more)
 
     def _put(self, vectors: Any) -> None:
         if isinstance(vectors, FlatVectors):
@@ -413,9 +412,10 @@ class VectorCache:
             return flat, flat.matrix
         # a graph adds to its vectors by itself, which needs memory of FAISS's own
         owned = faiss.IndexFlat(self.dims, METRICS[self.metric])
-        target = _make_room(owned, count, self.dims, more)
+        owned.codes.resize(4 * self.dims * _room_for(count + more))
+        owned.codes.resize(4 * self.dims * count)  # the room stays
         owned.ntotal = count
-        return owned, target
+        return owned, vectors_of(owned, count)
 
     def _check_whole(self) -> None:
         """Raise if FAISS and ``Places`` would call a vector by different rows from now on."""
@@ -424,11 +424,7 @@ class VectorCache:
 
     def _matrix(self) -> Floats:
         """Return the vectors by their places, (count, dims), where they are at the moment."""
-        held = self._vectors
-        if not held.ntotal:  # they are nowhere
-            return np.empty((0, self.dims), np.float32)
-        numbers: Floats = faiss.rev_swig_ptr(held.get_xb(), held.ntotal * self.dims)
-        return numbers.reshape(held.ntotal, self.dims)
+        return vectors_of(self._vectors, self._vectors.ntotal)
 
     def _blocks(
         self, count: int, read_lock: Callable[[], AbstractContextManager[None]]
@@ -503,14 +499,6 @@ class VectorCache:
 
 def _room_for(count: int) -> int:
     return max(_ROOM, count + count // 4)
-
-
-def _make_room(flat: Any, count: int, dims: int, more: int) -> Floats:
-    """Return where so many vectors of a flat index are to be written, (count, dims), all zero."""
-    flat.codes.resize(4 * dims * _room_for(count + more))
-    flat.codes.resize(4 * dims * count)  # the room stays
-    numbers: Floats = faiss.rev_swig_ptr(flat.get_xb(), count * dims)
-    return numbers.reshape(count, dims)
 
 
 def make_graph(metric: str, dims: int, options: Options) -> Any:
