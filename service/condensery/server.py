@@ -6,7 +6,6 @@ setting or a taken port is reported at once, not after seconds of silence.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -14,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from functools import partial
@@ -38,6 +37,7 @@ from condensery.api.rest.http import RestServer
 from condensery.atomic_files import PRIVATE_UMASK, make_private, umask
 from condensery.auth import KEY_FILE, Keys, load_or_make_key, reload_keys
 from condensery.errors import CondenseryError, StartError
+from condensery.heavy_imports import import_networks, kept_for_good
 from condensery.index.lock import DataDirLock
 from condensery.index.maintenance import SNAPSHOTS
 from condensery.index.store import INDEXES, IndexStore
@@ -124,21 +124,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-@contextlib.contextmanager
-def kept_for_good() -> Iterator[None]:
-    """Import what stays to the end without looking for garbage in it, now or later.
-
-    A quarter of the time that PyTorch and transformers took to import went in that. Each later
-    look through all of their 440,000 objects would stop every thread for 0.25 s.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-    gc.freeze()
 
 
 def print_status(line: str) -> None:
@@ -306,6 +291,7 @@ class Server:
         watch_disk(metrics, settings.data_dir)
         say("loading PyTorch")
         with kept_for_good():
+            import_networks()
             from condensery.runtime.device import release_memory
             from condensery.runtime.gpu_metrics import watch_gpus
             from condensery.runtime.registry import load_models

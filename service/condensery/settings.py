@@ -44,6 +44,15 @@ _SERVICE_LINK = re.compile(
     re.DOTALL,
 )
 
+
+def read_names(text: str) -> tuple[str, ...]:
+    """Return names with commas between them, each once. Raises ValueError: one is empty."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError("a name is empty")
+    return tuple(dict.fromkeys(names))
+
+
 SECURITY_GROUP = "keys and TLS"
 _DEFAULT_CAPS = IndexCaps()
 # What reads a list with commas between its parts, by setting.
@@ -51,6 +60,7 @@ LIST_READERS: dict[str, Callable[[str], Any]] = {
     "trusted_proxies": read_networks,
     "cors_origin": read_origins,
     "allowed_hosts": read_hosts,
+    "models": read_names,
 }
 # What is allowed where no type says it.
 PROXIES_ALLOWED = "addresses or networks, commas between them"
@@ -60,6 +70,7 @@ OTLP_ALLOWED = "a collector's http or https address such as http://127.0.0.1:431
 DATABASE_ALLOWED = "an address such as http://127.0.0.1:6333, or file:///path for an embedded one"
 ANSWER_KEY_ALLOWED = "printable ASCII without blanks"
 GENERATORS_ALLOWED = "PAIR=URL such as my-pair=http://127.0.0.1:8000/v1, commas between them"
+MODELS_ALLOWED = "names of models, commas between them"
 HOSTS_ALLOWED = "names or addresses without a port, commas between them, *.example.com, or *"
 
 
@@ -129,6 +140,8 @@ class Settings(BaseModel):
     """Indexes and own models; by default condensery/ in $XDG_DATA_HOME or in ~/.local/share."""
     store: Path | None = _model()
     """Own model store; by default models/ in the data directory."""
+    models: str | None = _model(allowed=MODELS_ALLOWED)
+    """Those that serve from the start; by default all that are stored. Others can follow later."""
     device: str = _device("auto")
     """What computes; auto is CUDA where there is one."""
     compressor_device: str | None = _device(None)
@@ -317,7 +330,7 @@ class Settings(BaseModel):
             raise _wrong_value(f"it must be {ANSWER_KEY_ALLOWED}")
         return key
 
-    @field_validator("trusted_proxies", "cors_origin", "allowed_hosts")
+    @field_validator(*LIST_READERS)
     @classmethod
     def _is_list(cls, text: str | None, info: ValidationInfo) -> str | None:
         """Return a list with commas between its parts, each of which can be read."""

@@ -14,6 +14,7 @@ from condensery.settings import (
     default_data_dir,
     describe_allowed,
     flag_of,
+    read_names,
     read_settings,
     trace_settings,
     variable_of,
@@ -237,6 +238,16 @@ def test_a_key_is_not_shown_by_the_settings(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate({"api_key": KEY[:23]})
     assert KEY[:23] not in str(caught.value)
+
+
+def test_models_to_start_with_are_names_each_once() -> None:
+    kept = read_settings({"models": " one, two,one "}).models
+    assert kept == "one,two,one"
+    assert read_names(kept) == ("one", "two")
+    for wrong in ("", " ", "one,,two", "one,"):
+        message = refusal({"models": wrong})
+        assert message.startswith(f"--models: '{wrong}' is not allowed: a name is empty; ")
+        assert message.endswith("it must be names of models, commas between them.")
 
 
 @pytest.mark.parametrize(

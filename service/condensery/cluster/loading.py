@@ -139,11 +139,17 @@ class ClusterModels:
         """Join the cluster, deploy what its file asks for, and wait for it.
 
         Raises:
-            SettingError: Replicas have more time to start than the whole server; or generators
-                are to run on other servers.
+            SettingError: Replicas have more time to start than the whole server; or models are
+                named elsewhere than in the file, or generators are to run on other servers.
             StartError: The cluster does not answer, or no model serves.
             StoreError: The store can't be read, or the aliases.
         """
+        if settings.models is not None:
+            raise SettingError(
+                "models: on a Ray cluster its file names them",
+                field="models",
+                value=settings.models,
+            )
         if settings.generator_servers is not None:
             raise SettingError(
                 "generator_servers: pairs on a Ray cluster generate there",

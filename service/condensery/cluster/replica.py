@@ -26,6 +26,7 @@ from condensery.cluster.messages import (
     is_read,
 )
 from condensery.errors import CondenseryError, ModelFault, Unavailable
+from condensery.heavy_imports import import_networks
 from condensery.logs import configure_logging
 from condensery.metrics import Metrics, SampleKey, key_of
 from condensery.request_context import RequestContext, serving_request
@@ -101,6 +102,7 @@ class Replica:
         self._watchdog = self._watch()
 
     def _make_loader(self) -> "ModelLoader":
+        import_networks()
         from condensery.runtime.device import prepare_process
         from condensery.runtime.registry import make_loader
 

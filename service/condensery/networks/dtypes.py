@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import modeling_utils
 
@@ -17,6 +18,10 @@ from transformers import modeling_utils
 _MAKERS = frozenset(
     (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye, torch.linspace)
 )
+# What draws a weight's first values.
+_DRAWS = frozenset((nn.init.normal_, Tensor.normal_))
+# What rotary frequencies are made by, of one vector and numbers: 1 / base ** (places / size).
+_OF_FREQUENCIES = frozenset(("div", "__rdiv__", "__rpow__"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -44,6 +49,38 @@ class _DefaultDtype(TorchFunctionMode):
         return func(*args, **options)
 
 
+class _Nowhere(TorchFunctionMode):
+    """Makes what is nowhere (on ``meta``) without PyTorch's compiler, sympy and all.
+
+    What PyTorch has of these functions for ``meta`` is Python of the compiler's kind, which takes a
+    second and 80 MiB to import (``heavy_imports``). Nobody sees numbers that are nowhere.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.arange and str(options.get("device")) == "meta":
+            return torch.arange(*args, **options | {"device": "cpu"}).to("meta")
+        first = args[0] if args else options.get("tensor")
+        if not isinstance(first, Tensor) or not first.is_meta:
+            return func(*args, **options)
+        if func in _DRAWS:
+            return first
+        if func is torch.empty_like:
+            like: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
+            given = {name: value for name, value in options.items() if value is not None}
+            return torch.empty(first.shape, **like | given)
+        by_number = not any(isinstance(other, Tensor) for other in args[1:])
+        if func.__name__ in _OF_FREQUENCIES and first.is_floating_point() and by_number:
+            return torch.empty(first.shape, dtype=first.dtype, device=first.device)
+        return func(*args, **options)
+
+
 @contextmanager
 def _of_this_thread(dtype: torch.dtype, model_class_name: str | None = None) -> Iterator[None]:
     """Stand in for transformers' ``local_torch_dtype``; its refusal of whole numbers is kept."""
@@ -60,6 +97,7 @@ def thread_dtypes() -> Iterator[None]:
     usual = modeling_utils.local_torch_dtype
     modeling_utils.local_torch_dtype = _of_this_thread
     try:
-        yield
+        with _Nowhere():
+            yield
     finally:
         modeling_utils.local_torch_dtype = usual

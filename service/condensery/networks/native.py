@@ -166,7 +166,8 @@ def pack_panels(weight: "Tensor") -> "Tensor":
     from torch.nn import functional as F
 
     outputs, inputs = weight.shape
-    filled = F.pad(weight, (0, 0, 0, -outputs % PANEL))
+    missing = -outputs % PANEL
+    filled = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # it would copy anyway
     return filled.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
 
 

@@ -45,8 +45,8 @@ class OscarPair(nn.Module):
             self.compressor.pointer.sharp = shape.sharp
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings
-        table.weight.data.copy_(words)
-        table.weight.requires_grad_(False)
+        # Not copied: in fp32 it stays mapped from the base's file, as that encoder's own is.
+        table.weight = nn.Parameter(words.to(table.weight.dtype), requires_grad=False)
 
     @classmethod
     def of_state(

@@ -362,7 +362,7 @@ class Classifier:
         texts = ["a " * length for length in WARM_UP_TOKENS]
         for text in texts:
             await self.classify([text])
-        await asyncio.gather(*(self.classify(texts * 4) for _ in range(4)))
+        await asyncio.gather(*(self.classify(texts) for _ in range(2)))
 
     @property
     def busy(self) -> bool:

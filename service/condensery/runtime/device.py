@@ -3,9 +3,11 @@
 import ctypes
 import gc
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -29,6 +31,13 @@ M_MMAP_THRESHOLD = -3
 WEIGHT_MMAP_BYTES = 128 << 10  # glibc's own default
 MMAP_BYTES = 32 << 20  # glibc documents no more; with 1 GiB the page faults came back
 TRIM_BYTES = 1 << 30
+# A private mapping of a file of weights in /proc/self/smaps, and how much of it was written to.
+MAPPING = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) \S+p \S+ \S+ \S+ +/.*\.safetensors\n"
+    r"(?:\w+:.*\n)*?Anonymous: +(\d+) kB$",
+    re.MULTILINE,
+)
+MADV_DONTNEED = 4  # of Linux's madvise
 # oneDNN's products are prepared for their shapes, up to 0.6 MB each, and kept: by default 1,024 a
 # thread by torch and 1,024 more by oneDNN itself, which took an hour's load to fill, and 0.5 GiB.
 # Read when the first product is computed.
@@ -227,6 +236,25 @@ def release_memory() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     trim_memory()
+    _release_mapped_weights()
+
+
+def _release_mapped_weights() -> None:
+    """Let go of what is resident of mapped weight files, most of which is never read again.
+
+    Reading a model touches all of its file, and then matrices are held in layouts of our own. What
+    is left to read, rows of word tables, comes back from the system's cache. A mapping that was
+    written to is left alone: what was written is nowhere else.
+    """
+    try:
+        mappings = re.findall(MAPPING, Path("/proc/self/smaps").read_text())
+        advise = ctypes.CDLL("libc.so.6").madvise
+    except (OSError, AttributeError):
+        return
+    for start, end, written in mappings:
+        if int(written) == 0:
+            first = int(start, 16)
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(int(end, 16) - first), MADV_DONTNEED)
 
 
 def trim_memory() -> None:

@@ -383,7 +383,7 @@ class Encoder:
         texts = ["a " * length for length in WARM_UP_TOKENS]
         for text in texts:
             await self.embed([text])
-        await asyncio.gather(*(self.embed(texts * 4) for _ in range(4)))
+        await asyncio.gather(*(self.embed(texts) for _ in range(2)))
 
     @property
     def busy(self) -> bool:

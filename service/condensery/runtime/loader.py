@@ -137,6 +137,7 @@ class ModelLoader:
         generator: And their generators.
         generator_weights: What those hold their weights as.
         generator_servers: Pairs, by name, whose generators run on another server.
+        first: Names of the models that a server starts with; none: all that are stored.
         queue_tokens: Tokens that may wait for each model; None is what suits the device.
         queue_seconds: How long a request may have to wait for its turn.
     """
@@ -151,6 +152,7 @@ class ModelLoader:
     generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS
     generator_weights: WeightsSetting = "float"
     generator_servers: Mapping[str, GeneratorServerConfig] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
     queue_tokens: int | None = None
     queue_seconds: float = 10.0
     metrics: "Metrics | None" = None
@@ -189,7 +191,7 @@ class ModelLoader:
 
     def names(self) -> Sequence[str]:
         """Name the models that a server starts with."""
-        return self.store.names()
+        return self.first or self.store.names()
 
     def open(self, stored: StoredModel) -> LoadedModel:
         """Load a stored model, its files checked before. Blocks: call it off the event loop.

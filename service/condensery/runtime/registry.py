@@ -8,7 +8,14 @@ import torch
 
 from condensery import request_context
 from condensery.atomic_files import PRIVATE_UMASK, umask
-from condensery.errors import CondenseryError, ModelCannot, ModelNotFound, StartError, shorten
+from condensery.errors import (
+    CondenseryError,
+    ModelCannot,
+    ModelNotFound,
+    SettingError,
+    StartError,
+    shorten,
+)
 from condensery.metrics import Metrics
 from condensery.networks import native
 from condensery.networks.dtypes import dtype_name
@@ -33,7 +40,7 @@ from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import Workers
-from condensery.settings import Settings, read_generator_servers
+from condensery.settings import Settings, read_generator_servers, read_names
 from condensery.store.aliases import FILE, ModelAliases
 from condensery.store.importing import MINILM, import_minilm
 from condensery.store.reports import StoredReport
@@ -441,6 +448,7 @@ def make_loader(
         ),
         generator_weights=settings.generator_weights,
         generator_servers=_generator_servers(settings),
+        first=_first(settings, store),
         workers=settings.workers or None,
         queue_tokens=settings.max_queue_tokens,
         queue_seconds=settings.max_queue_seconds,
@@ -457,6 +465,24 @@ async def try_models(registry: ModelRegistry, say: Callable[[str], None]) -> Non
     say("warming up")
     await registry.warm_up(say)
     _check_serving(registry, say)
+
+
+def _first(settings: Settings, store: ModelStore) -> tuple[str, ...]:
+    """Return the models to start with, if not all.
+
+    Raises:
+        SettingError: One is not stored, or is none that serves.
+    """
+    names = read_names(settings.models) if settings.models else ()
+    for name in names:
+        if name not in store.names():
+            problem = f"there are {', '.join(store.names()) or 'none'}"
+        elif store.open(name, check=False).manifest.kind not in RUNNERS:
+            problem = "others are made from it, it does not serve"
+        else:
+            continue
+        raise SettingError(f"models: {shorten(name)}: {problem}", field="models", value=name)
+    return names
 
 
 def _generator_servers(settings: Settings) -> dict[str, GeneratorServerConfig]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_pair import write_base
-from transformers import AutoModel, LlamaConfig, modeling_utils
+from transformers import AutoModel, BertConfig, LlamaConfig, PreTrainedModel, modeling_utils
 
 from condensery.networks import decoders
 from condensery.networks.backbone import load_backbone
@@ -61,6 +61,23 @@ def test_a_language_model_is_built_in_its_configs_dtype_and_no_thread_sees_that(
     model = decoders.build(config)
     assert seen == set()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_what_is_nowhere_is_what_it_would_be_elsewhere() -> None:
+    def facts(model: PreTrainedModel) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        return {name: (one.shape, one.dtype, one.is_meta) for name, one in tensors}
+
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    for config in (LlamaConfig(**sizes), BertConfig(**sizes)):
+        with torch.device("meta"):
+            usual = AutoModel.from_config(config)
+            with thread_dtypes():
+                ours = AutoModel.from_config(config)
+                counted = torch.arange(3, dtype=torch.int32), torch.arange(6.0).view(2, 3) / 2
+        assert facts(ours) == facts(usual)
+        assert {one.is_meta for one in counted} == {True}
+        assert (counted[0].dtype, counted[1].shape) == (torch.int32, (2, 3))
 
 
 def test_while_one_thread_builds_another_makes_tensors_of_the_usual_dtype() -> None:

@@ -247,6 +247,8 @@ def test_a_pair_is_restored_by_its_own_weights_and_the_shared_words() -> None:
     before = torch.get_rng_state()
     copied = OscarPair.of_state(tiny_config(), tiny_shape(), words, PAIR.own_state())
     assert torch.equal(torch.get_rng_state(), before)  # nothing was drawn only to be replaced
+    table = copied.compressor.backbone.embeddings.word_embeddings.weight
+    assert table.data_ptr() == words.data_ptr()  # they are the base's, and no copy
     batch = [Pairing([5, 6], [7, 8, 9])]
     restored = compress_padded(batch, copied.eval())
     assert torch.equal(restored.memory, compress_padded(batch).memory)

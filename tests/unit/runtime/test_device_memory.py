@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,3 +110,42 @@ def test_weights_that_are_packed_count_as_before() -> None:
     for fp32 in (False, True):
         dense = Dense.of(nn.Linear(32, 16, bias=False), fp32=fp32)
         assert weight_bytes([dense]) == {"cpu": 32 * 16 * 4}
+
+
+MAPPED = """
+import re, sys
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from condensery.runtime.device import release_memory
+
+def resident(file):
+    text = open("/proc/self/smaps").read()
+    found = re.findall(rf"{file}\\n(?:\\w+:.*\\n)*?Rss: +(\\d+)", text)
+    return sum(map(int, found)) >> 10
+
+folder, kept = sys.argv[1], {}
+for name in ("read", "written"):
+    save_file({"weight": torch.arange(2.0**21)}, f"{folder}/{name}.safetensors")  # 8 MiB
+    with safe_open(f"{folder}/{name}.safetensors", framework="pt") as opened:
+        kept[name] = opened.get_tensor("weight")
+sums = [float(tensor.double().sum()) for tensor in kept.values()]
+kept["written"][5] = -1.0
+before = resident("read.safetensors"), resident("written.safetensors")
+release_memory()
+after = resident("read.safetensors"), resident("written.safetensors")
+print(*before, *after)
+print(float(kept["read"].double().sum()) == sums[0], float(kept["written"][5]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps")
+def test_mapped_weights_are_let_go_but_for_those_that_were_written_to(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAPPED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert done.stdout.split() == ["8", "8", "0", "8", "True", "-1.0"]

@@ -14,13 +14,21 @@ from tiny_published import Cocom
 from tiny_published import write_base as write_language_model
 from torch import Tensor
 
-from condensery.errors import CondenseryError, ModelNotFound, ReportNotFound, Unavailable
+from condensery.errors import (
+    CondenseryError,
+    ModelNotFound,
+    ReportNotFound,
+    SettingError,
+    Unavailable,
+)
 from condensery.metrics import Metrics
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference
-from condensery.runtime.registry import ModelRegistry
+from condensery.runtime.registry import ModelRegistry, make_loader
 from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import Workers
+from condensery.settings import Settings
+from condensery.store.aliases import ModelAliases
 from condensery.store.importing import import_model
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.pair_options import PairOptions
@@ -114,6 +122,35 @@ async def test_a_loaded_pair_computes_what_the_published_one_did(
         (wanted,) = await direct.compress("who?", ["the old mill"])
     workers.close()
     np.testing.assert_allclose(compressed.memory, wanted.memory, atol=1e-5)
+
+
+def test_of_what_is_stored_those_serve_that_a_setting_names(store: ModelStore) -> None:
+    def open_named(names: str | None) -> ModelRegistry:
+        settings = Settings(models=names, dtype="float32", workers=1)
+        loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
+        return ModelRegistry.open(loader, ModelAliases(), 1.0)
+
+    for names, wanted in (
+        (None, {ENCODER, "another-encoder", PAIR, "another-pair"}),
+        (f"another-pair,{ENCODER}", {"another-pair", ENCODER}),
+    ):
+        models = open_named(names)
+        try:
+            assert {info.name for info in models.models()} == wanted
+            assert models.refusals() == {}
+        finally:
+            models.close()
+    with pytest.raises(SettingError, match=f"models: 'no': there are another-.*{PAIR}") as refused:
+        open_named(f"{PAIR},no")
+    assert (refused.value.field, refused.value.value) == ("models", "no")
+
+
+def test_what_others_are_made_from_is_no_model_to_start_with(tmp_path: Path) -> None:
+    store = ModelStore(None, tmp_path / "own")
+    write_language_model(tmp_path / "lm", "llama")
+    store.publish(tmp_path / "lm", Manifest(name="lm", kind="language-model", max_tokens=64))
+    with pytest.raises(SettingError, match="models: 'lm': others are made from it"):
+        make_loader(Settings(models="lm"), store, Metrics(tei=False), lambda line: None)
 
 
 def test_defaults_are_the_shipped_names(load: Callable[..., ModelRegistry]) -> None:
