@@ -95,7 +95,7 @@ def measure_rates(flags: list[str], seconds: float) -> Rates:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rates.json"
         command = [str(Path(sys.executable).with_name("condensery")), "bench", "rates", *flags]
-        command += ["--out", str(out), "--seconds", str(seconds), "--models", *MODELS]
+        command += ["--out", str(out), "--seconds", str(seconds), "--models", ",".join(MODELS)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return read_rates(out)
 

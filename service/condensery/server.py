@@ -37,7 +37,6 @@ from condensery.api.rest.http import RestServer
 from condensery.atomic_files import PRIVATE_UMASK, make_private, umask
 from condensery.auth import KEY_FILE, Keys, load_or_make_key, reload_keys
 from condensery.errors import CondenseryError, StartError
-from condensery.heavy_imports import import_networks, kept_for_good
 from condensery.index.lock import DataDirLock
 from condensery.index.maintenance import SNAPSHOTS
 from condensery.index.store import INDEXES, IndexStore
@@ -51,6 +50,7 @@ from condensery.jobs.services import Admission, Health, RequestLimits, Services,
 from condensery.jobs.shadows import Shadows
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics, watch_disk
+from condensery.networks.heavy_imports import import_networks, kept_for_good
 from condensery.request_context import Tracer
 from condensery.settings import Settings, read_generator_servers
 from condensery.store.aliases import FILE as MODEL_ALIASES

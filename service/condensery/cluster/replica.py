@@ -26,9 +26,9 @@ from condensery.cluster.messages import (
     is_read,
 )
 from condensery.errors import CondenseryError, ModelFault, Unavailable
-from condensery.heavy_imports import import_networks
 from condensery.logs import configure_logging
 from condensery.metrics import Metrics, SampleKey, key_of
+from condensery.networks.heavy_imports import import_networks
 from condensery.request_context import RequestContext, serving_request
 from condensery.settings import Settings
 from condensery.store.store import ModelStore, shipped_store

@@ -56,9 +56,6 @@ def make_rates_parser() -> Parser:
         help="about how long, the start left out (default: %(default)g)",
     )
     own.add_argument(
-        "--models", nargs="+", metavar="MODEL", help="measure only these (default: all that serve)"
-    )
-    own.add_argument(
         "--index-passages",
         type=int,
         default=10_000,
@@ -102,7 +99,7 @@ def run_rates(args: argparse.Namespace) -> int:
         words = [word for name, value in given.items() for word in write_flag(name, value)]
         words += ["--data-dir", str(Path(folder) / "data")]
         with running_server(words, Path(folder) / "log") as server:
-            models, device = find_models(server, flags.models)
+            models, device = find_models(server)
             points, memory, together = measure_all(
                 server, models, flags.seconds, flags.index_passages
             )

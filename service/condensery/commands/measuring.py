@@ -138,26 +138,17 @@ def _is_left(name: str) -> bool:
     return name in {variable_of(setting) for setting in (*OWN, "api_key")}
 
 
-def find_models(
-    server: RunningServer, wanted: Sequence[str] | None
-) -> tuple[list[MeasuredModel], str]:
-    """Return the models that serve, or those wanted, defaults first; and the device.
+def find_models(server: RunningServer) -> tuple[list[MeasuredModel], str]:
+    """Return the models that serve, defaults first; and the device.
 
     Raises:
-        InputError: One that is wanted does not serve; or there is none to measure.
+        InputError: There is none to measure.
     """
     infos = [info for info in server.client.models() if info.alias_of is None]
-    names = [info.name for info in infos]
-    for name in wanted or ():
-        if name not in names:
-            wrong = f"{shorten(name)} does not serve here; these do: {', '.join(names)}"
-            raise InputError.at("--models", wrong, name)
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as reply:
         metrics = reply.read().decode()
     models = []
     for info in infos:
-        if wanted and info.name not in wanted:
-            continue
         if info.kind not in MEASURED_KINDS:
             print_note(f"{info.name} is a {info.kind}: what those cost is not measured")
             continue
@@ -167,9 +158,9 @@ def find_models(
         same = {name: getattr(info, name) for name in SAME}
         models.append(MeasuredModel(**same, dims=info.dims or 0, scores=scores, bytes=size))
     if not models:
-        raise InputError.at("--models", "no encoder, pair or reranker is among them", wanted)
+        raise InputError.at("--models", "no encoder, pair or reranker is among them")
     if not any(info.kind == "encoder" for info in infos):
-        raise InputError.at("--store", "no encoder is in it, whose tokenizer counts tokens")
+        raise InputError.at("--models", "no encoder is among them, whose tokenizer counts tokens")
     return models, models[0].device
 
 

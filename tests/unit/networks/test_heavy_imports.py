@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from condensery.heavy_imports import kept_for_good
+from condensery.networks.heavy_imports import kept_for_good
 
 IMPORTS = """
 import gc
-from condensery.heavy_imports import kept_for_good
+from condensery.networks.heavy_imports import kept_for_good
 with kept_for_good():
     import xml.dom.expatbuilder
 found = {id(one) for one in gc.get_objects()}
@@ -20,7 +20,7 @@ print(gc.isenabled(), id(xml.dom.expatbuilder.__dict__) in found)
 STORED = """
 import sys
 from pathlib import Path
-from condensery.heavy_imports import import_networks
+from condensery.networks.heavy_imports import import_networks
 import_networks()
 import torch
 from condensery.runtime.registry import ModelRegistry
@@ -36,7 +36,7 @@ registry.close(0)
 """
 ASKED = """
 import sys
-from condensery.heavy_imports import import_networks
+from condensery.networks.heavy_imports import import_networks
 import_networks()
 import torch
 import torch.distributed
@@ -51,7 +51,7 @@ print(before, same, counted, wrapped, torch.distributed.is_available())
 LATE = """
 import transformers.modeling_utils, torch, sys
 there = sys.modules["torch._dynamo"]
-from condensery.heavy_imports import import_networks
+from condensery.networks.heavy_imports import import_networks
 import_networks()
 print(sys.modules["torch._dynamo"] is there, torch._dynamo is there)
 """
