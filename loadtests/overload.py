@@ -215,7 +215,9 @@ def main() -> int:
     parser.add_argument("--factor", type=float, default=10.0, help="times the capacity")
     parser.add_argument("--texts", type=int, default=8, help="passages in a request")
     parser.add_argument("--find-seconds", type=float, default=8.0, help="to find the capacity")
-    parser.add_argument("--warm-seconds", type=float, default=15.0, help="of overload, not counted")
+    parser.add_argument(
+        "--warm-seconds", type=float, default=15.0, help="whose memory alone counts"
+    )
     parser.add_argument("--growth-mib", type=float, default=16.0, help="that memory may grow")
     take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")

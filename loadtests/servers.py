@@ -150,6 +150,21 @@ def workplace() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def source(root: Path | None) -> Iterator[None]:
+    """Start servers of another source root in this block."""
+    before = os.environ.get("PYTHONPATH")
+    if root is not None:
+        os.environ["PYTHONPATH"] = str(root)
+    try:
+        yield
+    finally:
+        if root is not None:
+            os.environ.pop("PYTHONPATH")
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
+
+
+@contextlib.contextmanager
 def serving(folder: Path, flags: Sequence[str] = (), *, faulty: bool = False) -> Iterator[Server]:
     """Start a server, wait until it is ready, and see to it that it has ended afterwards."""
     number = len(list(folder.glob("*.log")))

@@ -10,14 +10,12 @@ loads all.
 """
 
 import argparse
-import contextlib
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from servers import Server, begin, keep, serving, take_out, tell_run, workplace
-from traces import source
+from servers import Server, begin, keep, serving, source, take_out, tell_run, workplace
 
 SETTLING_SECONDS = 3.0
 MIB = 2**20
@@ -25,11 +23,8 @@ MIB = 2**20
 
 def start(folder: Path, flags: list[str], before: Path | None) -> dict[str, float]:
     """Start a server and end it; returns seconds, and MiB of its memory, resident and its own."""
-    with contextlib.ExitStack() as stack:
-        if before is not None:
-            stack.enter_context(source(before))
-        began = time.perf_counter()
-        server = stack.enter_context(serving(folder, flags))
+    began = time.perf_counter()
+    with source(before), serving(folder, flags) as server:
         seconds = time.perf_counter() - began
         used = server.cpu_seconds()
         time.sleep(SETTLING_SECONDS)

@@ -8,14 +8,12 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from servers import Server, begin, keep, serving, take_out, tell_run, workplace
+from servers import Server, begin, keep, serving, source, take_out, tell_run, workplace
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -39,21 +37,6 @@ def measure(server: Server, requests: int) -> float:
         assert reply.status == 200, content
     connection.close()
     return 1e6 * (server.cpu_seconds() - began) / requests
-
-
-@contextlib.contextmanager
-def source(root: Path | None) -> Iterator[None]:
-    """Start servers of another source root in this block."""
-    before = os.environ.get("PYTHONPATH")
-    if root is not None:
-        os.environ["PYTHONPATH"] = str(root)
-    try:
-        yield
-    finally:
-        if root is not None:
-            os.environ.pop("PYTHONPATH")
-            if before is not None:
-                os.environ["PYTHONPATH"] = before
 
 
 def main() -> None:

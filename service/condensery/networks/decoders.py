@@ -76,7 +76,7 @@ def layer_name(name: str, kept: Sequence[int]) -> str | None:
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
     """Build a causal language model whose weights are still nowhere (on ``meta``)."""
-    with torch.device("meta"), thread_dtypes():
+    with thread_dtypes(), torch.device("meta"):
         # A copy: how attention is computed is written into it, and the halves may share one.
         model = AutoModelForCausalLM.from_config(deepcopy(config))
     return cast(PreTrainedModel, model.eval())

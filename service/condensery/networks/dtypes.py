@@ -71,12 +71,13 @@ class _Nowhere(TorchFunctionMode):
             return func(*args, **options)
         if func in _DRAWS:
             return first
-        if func is torch.empty_like:
+        if func is torch.empty_like and first.is_contiguous():
             like: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
             given = {name: value for name, value in options.items() if value is not None}
+            given.pop("memory_format", None)  # contiguous, as it is
             return torch.empty(first.shape, **like | given)
-        by_number = not any(isinstance(other, Tensor) for other in args[1:])
-        if func.__name__ in _OF_FREQUENCIES and first.is_floating_point() and by_number:
+        by_numbers = not any(isinstance(one, Tensor) for one in (*args[1:], *options.values()))
+        if func.__name__ in _OF_FREQUENCIES and by_numbers and first.is_floating_point():
             return torch.empty(first.shape, dtype=first.dtype, device=first.device)
         return func(*args, **options)
 

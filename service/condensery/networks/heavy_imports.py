@@ -9,7 +9,6 @@ import gc
 import importlib
 import importlib.util
 import sys
-import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -36,63 +35,53 @@ def kept_for_good() -> Iterator[None]:
 
 
 def import_networks() -> None:
-    """Import transformers' networks, and PyTorch's compiler only once somebody asks it for more.
+    """Import transformers' networks without PyTorch's compiler, which none needs that only runs.
 
-    To be called before either is imported; else it does nothing. Meanwhile two decorators of the
-    compiler, for functions that no server calls, leave those as they are, and PyTorch says that it
-    was built without ``torch.distributed``, which transformers knows. Whatever else is asked of the
-    compiler, now or later, is answered by it.
+    To be called before either is imported; else it does nothing. Meanwhile a stand-in takes those
+    of the compiler's decorators that are for functions which no server calls, and leaves these as
+    they are; asked for anything else, it makes way for the compiler. PyTorch says for so long that
+    it was built without ``torch.distributed``, and transformers then does without tensors spread
+    over processes, for as long as this one runs.
     """
     if COMPILER in sys.modules or NETWORKS[0] in sys.modules:
         return
     import torch
     import torch.distributed
 
+    if COMPILER in sys.modules:  # PyTorch brought it itself
+        return
     spec = importlib.util.find_spec(COMPILER)
     assert spec is not None
-    sys.modules[COMPILER] = compiler = importlib.util.module_from_spec(spec)
-    compiler.__class__ = _LoadedLater
-    torch._dynamo = compiler
+    stand_in = importlib.util.module_from_spec(spec)
+    for name in DECORATORS:
+        setattr(stand_in, name, _unchanged)
+    stand_in.__class__ = _StandIn
+    sys.modules[COMPILER] = stand_in
     is_available = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
-    for name in DECORATORS:
-        setattr(compiler, name, _unchanged)
     try:
         for name in NETWORKS:
             importlib.import_module(name)
     finally:
         torch.distributed.is_available = is_available
-        for name in DECORATORS:
-            if vars(compiler).get(name) is _unchanged:
-                delattr(compiler, name)
-        if type(compiler) is _LoadedLater:
-            del compiler.__path__  # so that whoever imports a part of it has to ask, too
+        _make_way(stand_in)
 
 
 def _unchanged(function: Any = None, *_: object, **__: object) -> Any:
     return function if callable(function) else lambda real: real
 
 
-class _LoadedLater(ModuleType):
-    """A module that is executed once somebody asks for what it has not got."""
+def _make_way(stand_in: ModuleType) -> None:
+    """Let whoever asks from now on have the compiler itself; PyTorch imports it when asked."""
+    if sys.modules.get(COMPILER) is stand_in:
+        del sys.modules[COMPILER]
 
-    _lock = threading.RLock()
-    _begun = False
+
+class _StandIn(ModuleType):
+    """The compiler's decorators; whatever else it is asked for, the compiler is asked."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":
+        if name.startswith("__"):
             raise AttributeError(name)
-        with self._lock:
-            if type(self) is _LoadedLater:
-                if self._begun:  # it asks itself, while it is executed
-                    raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-                self._begun = True
-                assert self.__spec__ is not None
-                assert self.__spec__.loader is not None
-                self.__path__ = self.__spec__.submodule_search_locations or []
-                try:
-                    self.__spec__.loader.exec_module(self)
-                finally:
-                    self._begun = False
-                self.__class__ = ModuleType  # type: ignore[assignment]
-        return getattr(self, name)
+        _make_way(self)
+        return getattr(importlib.import_module(COMPILER), name)

@@ -110,7 +110,7 @@ def build_pruned(
     Raises:
         ValueError: The model is of no family that can be pruned, or has other layers.
     """
-    with torch.device("meta"), thread_dtypes():
+    with thread_dtypes(), torch.device("meta"):
         model: PreTrainedModel = (
             AutoModelForSequenceClassification.from_config(deepcopy(config))
             if classifies

@@ -177,6 +177,11 @@ class Batcher(Generic[Item, Result]):
         return self._short.tokens + self._long.tokens
 
     @property
+    def workers(self) -> int:
+        """How many batches can run at once."""
+        return self._workers.count
+
+    @property
     def rate(self) -> float:
         """Tokens a second, all workers together, lately; 0 before the first batch."""
         return self._rate * self._workers.count

@@ -362,7 +362,7 @@ class Classifier:
         texts = ["a " * length for length in WARM_UP_TOKENS]
         for text in texts:
             await self.classify([text])
-        await asyncio.gather(*(self.classify(texts) for _ in range(2)))
+        await asyncio.gather(*(self.classify(texts) for _ in range(self._batcher.workers)))
 
     @property
     def busy(self) -> bool:

@@ -34,7 +34,7 @@ TRIM_BYTES = 1 << 30
 # A private mapping of a file of weights in /proc/self/smaps, and how much of it was written to.
 MAPPING = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) \S+p \S+ \S+ \S+ +/.*\.safetensors\n"
-    r"(?:\w+:.*\n)*?Anonymous: +(\d+) kB$",
+    r"(?:\w+:.*\n)*?Anonymous: +(\d+) kB\n(?:\w+:.*\n)*?Swap: +(\d+) kB$",
     re.MULTILINE,
 )
 MADV_DONTNEED = 4  # of Linux's madvise
@@ -236,25 +236,30 @@ def release_memory() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     trim_memory()
-    _release_mapped_weights()
 
 
-def _release_mapped_weights() -> None:
-    """Let go of what is resident of mapped weight files, most of which is never read again.
+def release_files(parts: Iterable[object]) -> None:
+    """Let go of what is resident of weight files that a model just read maps.
 
-    Reading a model touches all of its file, and then matrices are held in layouts of our own. What
-    is left to read, rows of word tables, comes back from the system's cache. A mapping that was
-    written to is left alone: what was written is nowhere else.
+    Reading it touched all of them, and then matrices are held in layouts of our own. What is left
+    to read, rows of word tables, comes back from the system's cache. A mapping that was written to
+    is left alone: what was written is nowhere else.
+
+    Args:
+        parts: As of ``weight_bytes``. Their tensors, held meanwhile, keep mappings where they are.
     """
+    held = [tensor for part in parts for tensor in _tensors(part) if tensor.device.type == "cpu"]
+    places = {tensor.data_ptr() for tensor in held if tensor.layout == torch.strided}
     try:
-        mappings = re.findall(MAPPING, Path("/proc/self/smaps").read_text())
+        smaps = Path("/proc/self/smaps").read_text(errors="surrogateescape")
         advise = ctypes.CDLL("libc.so.6").madvise
     except (OSError, AttributeError):
         return
-    for start, end, written in mappings:
-        if int(written) == 0:
-            first = int(start, 16)
-            advise(ctypes.c_void_p(first), ctypes.c_size_t(int(end, 16) - first), MADV_DONTNEED)
+    for start, end, *written in re.findall(MAPPING, smaps):
+        first, past = int(start, 16), int(end, 16)
+        if not any(map(int, written)) and any(first <= place < past for place in places):
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(past - first), MADV_DONTNEED)
+    del held
 
 
 def trim_memory() -> None:

@@ -383,7 +383,7 @@ class Encoder:
         texts = ["a " * length for length in WARM_UP_TOKENS]
         for text in texts:
             await self.embed([text])
-        await asyncio.gather(*(self.embed(texts) for _ in range(2)))
+        await asyncio.gather(*(self.embed(texts) for _ in range(self._batcher.workers)))
 
     @property
     def busy(self) -> bool:

@@ -19,7 +19,12 @@ import torch
 from condensery.errors import ModelCannot, ModelFault
 from condensery.request_context import RequestContext
 from condensery.runtime.classifier import Classifier
-from condensery.runtime.device import WeightsSetting, mapped_weights, weight_bytes
+from condensery.runtime.device import (
+    WeightsSetting,
+    mapped_weights,
+    release_files,
+    weight_bytes,
+)
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.generator import NO_GENERATOR_LIMITS
 from condensery.runtime.generator_server import GeneratorServerConfig
@@ -209,6 +214,7 @@ class ModelLoader:
             raise ModelCannot(f"nothing runs models of kind {kind!r}", field="model")
         with mapped_weights():
             model = RUNNERS[kind](self, stored)
+        release_files(model.parts)
         model.info = replace(model.info, version=stored.version)
         return LoadedModel(model, stored, time.perf_counter() - started, weight_bytes(model.parts))
 

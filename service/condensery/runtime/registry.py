@@ -356,6 +356,8 @@ class ModelRegistry:
             reason, error = f"is no {what}", ModelCannot
         elif target in self._defaults.values():
             reason = "was unloaded"
+        elif target in self._loader.store.names():
+            reason = "is stored, and not loaded"
         else:
             reason = "does not exist" if target == wanted else "does not serve"
         named = shorten(wanted) if target == wanted else f"{shorten(target)} (alias {wanted!r})"
@@ -477,11 +479,14 @@ def _first(settings: Settings, store: ModelStore) -> tuple[str, ...]:
     for name in names:
         if name not in store.names():
             problem = f"there are {', '.join(store.names()) or 'none'}"
-        elif store.open(name, check=False).manifest.kind not in RUNNERS:
-            problem = "others are made from it, it does not serve"
-        else:
+            raise SettingError(f"models: {shorten(name)}: {problem}", field="models", value=name)
+        try:
+            kind = store.open(name, check=False).manifest.kind
+        except CondenseryError:  # it is refused when it is opened
             continue
-        raise SettingError(f"models: {shorten(name)}: {problem}", field="models", value=name)
+        if kind not in RUNNERS:
+            problem = "others are made from it, it does not serve"
+            raise SettingError(f"models: {shorten(name)}: {problem}", field="models", value=name)
     return names
 
 

@@ -114,7 +114,7 @@ async def test_an_encoder_that_a_rebuild_needs_is_kept_or_taken_from_it_at_once(
         gate.open.set()
         failed = await until_over(real)
     assert failed.state == "failed"
-    assert f"model {OTHER!r} does not exist" in (failed.reason or "")
+    assert f"model {OTHER!r} is stored, and not loaded" in (failed.reason or "")
     assert real.indexes.info("kb").encoder == ENCODER
     assert len(await retrieval.query_index(real, "kb", "number 7")) == 10
     left = failed.pending

@@ -72,12 +72,14 @@ def test_what_is_nowhere_is_what_it_would_be_elsewhere() -> None:
     for config in (LlamaConfig(**sizes), BertConfig(**sizes)):
         with torch.device("meta"):
             usual = AutoModel.from_config(config)
-            with thread_dtypes():
-                ours = AutoModel.from_config(config)
-                counted = torch.arange(3, dtype=torch.int32), torch.arange(6.0).view(2, 3) / 2
+        with thread_dtypes(), torch.device("meta"):
+            ours = AutoModel.from_config(config)
+            counted = torch.arange(3, dtype=torch.int32), torch.arange(6.0).view(2, 3) / 2
+            spread = counted[1] / torch.arange(12.0).view(4, 1, 3)
         assert facts(ours) == facts(usual)
-        assert {one.is_meta for one in counted} == {True}
+        assert {one.is_meta for one in (*counted, spread)} == {True}
         assert (counted[0].dtype, counted[1].shape) == (torch.int32, (2, 3))
+        assert spread.shape == (4, 2, 3)
 
 
 def test_while_one_thread_builds_another_makes_tensors_of_the_usual_dtype() -> None:

@@ -23,6 +23,8 @@ from pathlib import Path
 from condensery.networks.heavy_imports import import_networks
 import_networks()
 import torch
+from transformers import LlamaConfig
+from condensery.networks import decoders
 from condensery.runtime.registry import ModelRegistry
 from condensery.store.importing import import_minilm
 from condensery.store.store import ModelStore, shipped_store
@@ -30,6 +32,8 @@ store = ModelStore(shipped_store(), Path(sys.argv[1]))
 import_minilm(store)
 registry = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
 assert not registry.refusals(), registry.refusals()
+sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 9}
+decoders.fill_buffers(decoders.build(LlamaConfig(**sizes)), torch.device("cpu"))
 names = ("torch._dynamo.convert_frame", "torch._inductor", "torch.distributed.tensor", "sympy")
 print(len(registry.models()), [name for name in names if name in sys.modules])
 registry.close(0)
@@ -47,6 +51,20 @@ same = bool(torch.equal(compiled(x), x.sin() + 1))
 counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
 wrapped = torch.compiler.disable(len) is not len
 print(before, same, counted, wrapped, torch.distributed.is_available())
+"""
+BY_A_PART = """
+import sys
+from condensery.networks.heavy_imports import import_networks
+import_networks()
+import torch
+import torch._dynamo.config as config
+from torch._dynamo.exc import UserError
+import torch._dynamo.exc
+before = config.verbose
+with torch._dynamo.config.patch(verbose=not before):
+    print(config.verbose is not before, UserError is torch._dynamo.exc.UserError)
+torch.compile(len)
+print(torch._dynamo.backends.registry is sys.modules["torch._dynamo.backends.registry"])
 """
 LATE = """
 import transformers.modeling_utils, torch, sys
@@ -81,6 +99,10 @@ def test_no_model_that_is_shipped_needs_the_compiler(tmp_path: Path) -> None:
 
 def test_whoever_asks_for_the_compiler_has_it() -> None:
     assert run(ASKED) == ["False True 1 True True"]
+
+
+def test_whoever_asks_for_a_part_of_it_has_the_whole_once() -> None:
+    assert run(BY_A_PART) == ["True True", "True"]
 
 
 def test_a_compiler_that_is_there_is_left_alone() -> None:

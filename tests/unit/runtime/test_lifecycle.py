@@ -349,7 +349,7 @@ async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
         assert not unloading.done()
         assert await states(registry, OTHER) == [("1", "UNLOADING")]
         np.testing.assert_array_equal(await vector(registry, OTHER), before)
-        with pytest.raises(ModelNotFound, match=f"{OTHER!r} does not exist"):
+        with pytest.raises(ModelNotFound, match=f"{OTHER!r} is stored, and not loaded"):
             await outside(lambda: vector(registry, OTHER))
     gone = await unloading
     assert (gone.name, gone.revision.version) == (OTHER, "1")
