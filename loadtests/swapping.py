@@ -16,6 +16,7 @@ Exits with 1 if a promise is broken (docs/reliability.md).
 
 import argparse
 import asyncio
+import itertools
 import json
 import shutil
 import sys
@@ -44,7 +45,7 @@ TEXTS = QUESTIONS[:16]
 # Alone and in a batch differ by rounding; two versions by far more.
 SAME, APART = 2e-3, 2e-2
 # After the first cycles, in which each thread's arena grows to what its passes take. What leaks
-# does so in every cycle: after the median one next to nothing may be left. An arena may still grow
+# does so in every cycle: in the median next to nothing may be left. An arena may still grow
 # by a step (15 MiB, once in twenty cycles); in all it is to be less than one model.
 MOST_LEFT_MIB = 0.25
 SKIPPED_CYCLES = 10
@@ -239,7 +240,10 @@ async def cycle(server: Server, model: str, cycles: int) -> dict[str, Any]:
             await client.unload_model(model)
             held.append(server.memory() / MIB)
     tail = held[min(SKIPPED_CYCLES, len(held) // 2) :]
-    left = float(np.median(np.diff(tail))) if len(tail) > 1 else 0.0
+    # Of any two times, and not of neighbours: what is resident goes to and fro by some MiB.
+    pairs = itertools.combinations(enumerate(tail), 2)
+    slopes = [(last - first) / (end - start) for (start, first), (end, last) in pairs]
+    left = float(np.median(slopes)) if slopes else 0.0
     return {
         "model": model,
         "cycles": cycles,

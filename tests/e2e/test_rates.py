@@ -30,7 +30,8 @@ def test_rates_are_measured_and_planned_with(store_with_pair: Path, tmp_path: Pa
     assert {point.passages for point in rates.points if point.task == "query"} == {1000, 2000}
     for point in rates.points:
         assert point.requests >= max(3, point.callers)
-        assert point.loop_seconds <= point.core_seconds * 1.5, point.label
+        tick = 0.02 / point.requests  # what the system counts processor time by, twice
+        assert point.loop_seconds <= point.core_seconds * 1.5 + tick, point.label
     assert rates.memory.peak >= rates.memory.start > 50 * 2**20
     # Longer texts cost more, each of them: the law that a plan's lines rest on.
     for task, model in (("embed", "minilm-l6"), ("compress", "oscar-mini")):
