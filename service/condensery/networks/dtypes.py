@@ -29,41 +29,44 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _DefaultDtype(TorchFunctionMode):
+class Calls(TorchFunctionMode):
+    """Has each of torch's functions called its own way, in this thread."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self.call(func, args, dict(kwargs or {}))
+
+    def call(self, func: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Return what stands for ``func(*args, **options)``."""
+        raise NotImplementedError
+
+
+class _DefaultDtype(Calls):
     """Gives a dtype to what is made without one, in this thread."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        options = dict(kwargs or {})
+    def call(self, func: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         if func in _MAKERS and options.get("dtype") is None:
             options["dtype"] = self._dtype
         return func(*args, **options)
 
 
-class _Nowhere(TorchFunctionMode):
+class _Nowhere(Calls):
     """Makes what is nowhere (on ``meta``) without PyTorch's compiler, sympy and all.
 
     What PyTorch has of these functions for ``meta`` is Python of the compiler's kind, which takes a
     second and 80 MiB to import (``heavy_imports``). Nobody sees numbers that are nowhere.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        options = dict(kwargs or {})
+    def call(self, func: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         if func is torch.arange and str(options.get("device")) == "meta":
             return torch.arange(*args, **options | {"device": "cpu"}).to("meta")
         first = args[0] if args else options.get("tensor")

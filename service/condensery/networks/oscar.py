@@ -3,14 +3,14 @@
 Source: OSCAR, "Online Soft Compression And Reranking", arXiv:2504.07109.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import BertConfig
 
+from condensery.networks.dtypes import Calls
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_generator import Generator, standardised
 from condensery.networks.oscar_shape import OscarShape
@@ -83,7 +83,7 @@ class OscarPair(nn.Module):
             )
 
 
-class _Undrawn(TorchFunctionMode):
+class _Undrawn(Calls):
     """Leaves weights as they lie where they would be drawn at random, in this thread.
 
     Drawing them was a quarter of the time that loading a pair took.
@@ -92,15 +92,9 @@ class _Undrawn(TorchFunctionMode):
     # By name: transformers puts functions of its own in the place of torch's while it draws.
     _draws = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         if func.__name__ in self._draws:
-            return args[0] if args else (kwargs or {})["tensor"]
+            return args[0] if args else options["tensor"]
         if func is torch.randn:
             func = torch.empty
-        return func(*args, **(kwargs or {}))
+        return func(*args, **options)

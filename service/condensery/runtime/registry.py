@@ -475,10 +475,10 @@ def _first(settings: Settings, store: ModelStore) -> tuple[str, ...]:
     Raises:
         SettingError: One is not stored, or is none that serves.
     """
-    names = read_names(settings.models) if settings.models else ()
+    names, stored = read_names(settings.models) if settings.models else (), store.names()
     for name in names:
-        if name not in store.names():
-            problem = f"there are {', '.join(store.names()) or 'none'}"
+        if name not in stored:
+            problem = f"there are {', '.join(stored) or 'none'}"
             raise SettingError(f"models: {shorten(name)}: {problem}", field="models", value=name)
         try:
             kind = store.open(name, check=False).manifest.kind
