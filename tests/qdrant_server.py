@@ -92,6 +92,7 @@ class QdrantServer:
         self.asked: list[tuple[str, str]] = []
         self._key = key
         self._mutex = threading.Lock()
+        self._run = 0  # requests outlive their connections, in their threads
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         with socket.socket() as free:
@@ -103,6 +104,7 @@ class QdrantServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
+        self._run += 1
         routes = [
             Route(f"/collections/{{name}}{path}", self._endpoint(handler, path), methods=[method])
             for (method, path), handler in HANDLERS.items()
@@ -117,7 +119,9 @@ class QdrantServer:
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """Close the port and every connection."""
+        """Close the port and every connection; what was asked and not yet done is not done."""
+        with self._mutex:
+            self._run += 1
         if self._server is not None and self._thread is not None:
             held, self.gate = self.gate, threading.Event()
             held.set()
@@ -134,16 +138,20 @@ class QdrantServer:
         return sorted(int(point.id) for point in points if point.id != 0)
 
     def _endpoint(self, handler: Handler, path: str) -> Callable[[Request], Awaitable[Response]]:
+        run = self._run
+
         async def endpoint(request: Request) -> Response:
             self.asked.append((request.method, path))
             body = await request.body()
             return await anyio.to_thread.run_sync(
-                self._reply, handler, request, path, json.loads(body or b"null")
+                self._reply, handler, request, path, json.loads(body or b"null"), run
             )
 
         return endpoint
 
-    def _reply(self, handler: Handler, request: Request, path: str, body: Any) -> Response:
+    def _reply(
+        self, handler: Handler, request: Request, path: str, body: Any, run: int
+    ) -> Response:
         self.gate.wait()
         if self._key is not None and request.headers.get("api-key") != self._key:
             return _error(401, "Must provide an API key or an Authorization bearer token")
@@ -151,6 +159,8 @@ class QdrantServer:
             return _error(*self.refusal)
         try:
             with self._mutex:
+                if run != self._run:
+                    return _error(503, "stopped")
                 result = handler(self.client, request.path_params["name"], body)
         except ValueError as error:
             return _error(404 if "not found" in str(error) else 400, str(error))

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.unit.index.conftest import (
     SETTINGS,
     Disk,
     assert_agrees,
+    database_of,
     events,
     make_batch,
     make_vectors,
@@ -29,7 +31,7 @@ from condensery.errors import (
     VectorDatabaseFault,
     VectorDatabaseUnavailable,
 )
-from condensery.index import remote_vectors
+from condensery.index import passages, remote_vectors
 from condensery.index.remote_vectors import RemoteVectors
 from condensery.index.store import IndexStore
 from condensery.index.vector_database import (
@@ -561,7 +563,6 @@ def test_nothing_acknowledged_is_lost_while_the_database_fails_again_and_again(
     assert 0 < refused < 150
     server.refusal = None
     wait_until(lambda: kb.databases.fault is None)
-    monkeypatch.setattr(remote_vectors, "CHECK_SECONDS", 30.0)
     assert kb.count("kb")[0] == len(acknowledged)
     texts = {document.id: document.text for document in kb.get("kb", list(acknowledged))}
     assert all(
@@ -570,5 +571,8 @@ def test_nothing_acknowledged_is_lost_while_the_database_fails_again_and_again(
         if name[0] == "d"
     )
     vectors = vectors_of(kb)
-    wait_until(lambda: len(server.rows(vectors.collection)) == kb.count("kb")[1])
+    with closing(sqlite3.connect(database_of(data_dir))) as reader:
+        stored = sorted(passages.passage_rows(reader).tolist())
+    wait_until(lambda: server.rows(vectors.collection) == stored)
+    monkeypatch.setattr(remote_vectors, "CHECK_SECONDS", 30.0)
     assert_agrees(kb, data_dir)
