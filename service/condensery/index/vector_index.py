@@ -13,6 +13,7 @@ takes long is done aside, in threads:
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ class VectorIndex:
         self._given_up = threading.Event()  # saving, by whoever wants to save or close now
         self._maker: threading.Thread | None = None  # of a new cache, aside
         self._saver: threading.Thread | None = None
+        self._saver_used = 0.0  # seconds of the processor when it last paused
         self._owner: threading.Thread | None = None  # brings mapped vectors into memory
         self._discarded: list[int] = []  # rows, since it began
         self._failed_at = 0  # passages that there were when it last failed
@@ -286,7 +288,7 @@ class VectorIndex:
         """Write the file now, if anything has changed; a disk that refuses is reported, no more."""
         self._give_up_saving()
         if self.behind and not self.cache.mapped:
-            self._save(self.cache, self.cache.cut(self._written), self._changes)
+            self._save(self.cache, self.cache.cut(self._written), self._changes, self._lock_to_save)
 
     def close(self) -> None:
         """Let what is being done aside go; ``save`` was called, or is not wanted.
@@ -319,6 +321,8 @@ class VectorIndex:
         if self.cache.searched_as != "flat":
             self._begin_anew()
         elif not self.cache.mapped:  # else after one of the next writes
+            self._give_up_saving()  # of what is soon no more, and two copies at once are slow
+            self._save_is_due = True
             # beside the old one: moving what follows a tombstone would keep queries out as long
             old, fresh = self.cache, self.cache.compacted()
             with self.write_lock():
@@ -335,19 +339,25 @@ class VectorIndex:
         if (self._saver is not None and self._saver.is_alive()) or self.cache.mapped:
             return
         self._changes_tried, self._save_is_due = self._changes, False
-        cut = self.cache.cut(self._written)
+        cut, self._saver_used = self.cache.cut(self._written), 0.0
         saver = threading.Thread(
             target=self._save,
-            args=(self.cache, cut, self._changes),
+            args=(self.cache, cut, self._changes, self._lock_to_save_now_and_then),
             name="index-save",
             daemon=True,
         )
         saver.start()
         self._saver = saver
 
-    def _save(self, cache: VectorCache, cut: Cut, changes: int) -> None:
+    def _save(
+        self,
+        cache: VectorCache,
+        cut: Cut,
+        changes: int,
+        read_lock: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         try:
-            cache.save(self._file, cut, self._lock_for_saving)
+            cache.save(self._file, cut, read_lock)
         except IndexClosed:
             return
         except (OSError, MemoryError, RuntimeError) as error:
@@ -355,10 +365,17 @@ class VectorIndex:
         else:
             self.saved, self._changes_saved = cut.stamp.sequence, changes
 
-    def _lock_for_saving(self) -> AbstractContextManager[None]:
+    def _lock_to_save(self) -> AbstractContextManager[None]:
         if self._given_up.is_set():
             raise IndexClosed("What is to be saved is no longer this.")
         return self.read_lock()
+
+    def _lock_to_save_now_and_then(self) -> AbstractContextManager[None]:
+        """As ``_lock_to_save``, but leave queries the processor as long as it was had."""
+        used = time.thread_time()
+        self._given_up.wait(used - self._saver_used)
+        self._saver_used = used
+        return self._lock_to_save()
 
     def _give_up_saving(self) -> None:
         """Return when no thread writes the file."""
