@@ -37,7 +37,7 @@ from condensery.stubs import condensery_v1_pb2 as pb
 
 LOOK_SECONDS = 0.25
 SECOND_AFTER = 0.5  # seconds from the first SIGTERM to the second
-UNREADY_SECONDS = 1.0  # a look is 0.25 s apart from the next
+UNREADY_SECONDS = 1.0  # unless said otherwise; a look is 0.25 s apart from the next
 LONGEST = 60.0  # seconds that a client goes on sending: a server that never says so is broken
 
 
@@ -239,7 +239,7 @@ def show(name: str, rounds: list[Round]) -> None:
         )
 
 
-def broken(once: list[Round], twice: list[Round]) -> list[str]:
+def broken(once: list[Round], twice: list[Round], unready_seconds: float) -> list[str]:
     """Return the promises that did not hold."""
     promises = []
     for number, round_of in enumerate(once):
@@ -249,7 +249,7 @@ def broken(once: list[Round], twice: list[Round]) -> list[str]:
         promises += [f"SIGTERM, round {number + 1}: {bad}" for bad in (*refused, *round_of.bad)]
     for number, round_of in enumerate((*once, *twice)):
         for door, seconds in round_of.unready.items():
-            if seconds > UNREADY_SECONDS:
+            if seconds > unready_seconds:
                 promises.append(f"round {number + 1}: {door} said ready for {seconds:.1f} s more")
         if round_of.status != 0:
             promises.append(f"round {number + 1}: the server ended with {round_of.status}")
@@ -266,6 +266,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of load before SIGTERM")
     parser.add_argument("--newcomers", type=int, default=0, help="so many requests, about")
     parser.add_argument("--clients", type=int, default=6, help="newcomers of each of four kinds")
+    parser.add_argument("--unready-seconds", type=float, default=UNREADY_SECONDS)
     take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
@@ -303,7 +304,7 @@ def main() -> int:
     for number, round_of in enumerate(rounds[True]):
         for bad in round_of.bad:
             print(f"SIGTERM twice, round {number + 1}: {bad}")
-    promises += broken(rounds[False], rounds[True])
+    promises += broken(rounds[False], rounds[True], args.unready_seconds)
     for promise in promises:
         print(f"BROKEN: {promise}")
     return 1 if promises else 0

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +29,22 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A shell that runs us in the background has us ignore interrupts, and the programs that we start
 # with us. What we start then hears them again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says something of the machine.
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("unhurried", deadline=None, suppress_health_check=slow)
+    settings.load_profile("unhurried")
+
+
+# A machine with no core to spare takes more than the five seconds that httpx gives a server.
+if find_spec("httpx"):
+    import httpx
+
+    for verb in ("get", "post", "put", "delete"):
+        setattr(httpx, verb, partial(getattr(httpx, verb), timeout=60))
 
 
 # What is imported and collected stays to the end: looking for garbage in it took two fifths of the

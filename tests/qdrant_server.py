@@ -116,6 +116,7 @@ class QdrantServer:
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         while not self._server.started:
+            assert self._thread.is_alive(), f"port {self.port} was taken meanwhile"
             time.sleep(0.005)
 
     def stop(self) -> None:
@@ -131,9 +132,19 @@ class QdrantServer:
             self.gate.set()
 
     def collections(self) -> list[str]:
-        return [about.name for about in self.client.get_collections().collections]
+        with self._mutex:
+            return [about.name for about in self.client.get_collections().collections]
 
     def rows(self, collection: str) -> list[int]:
+        with self._mutex:
+            return self._rows(collection)
+
+    def lose(self, collection: str, count: int) -> None:
+        """Delete the first points that it has."""
+        with self._mutex:
+            self.client.delete(collection, self._rows(collection)[:count])
+
+    def _rows(self, collection: str) -> list[int]:
         points, _ = self.client.scroll(collection, limit=10**6, with_payload=False)
         return sorted(int(point.id) for point in points if point.id != 0)
 

@@ -27,7 +27,7 @@ from qdrant_server import QdrantServer, serving_qdrant
 
 MODES: tuple[SearchMode, ...] = ("dense", "bm25", "hybrid")
 QUESTION = "Which lake does the Rhine pass through?"
-SECONDS = 1.0  # that the database may take for a reply
+SECONDS = 5.0  # that the database may take for a reply
 FLAGS = ("--index-backend", "qdrant", "--index-database-timeout", str(SECONDS), "--no-samples")
 DOCUMENTS = [
     Document("rhine", "The Rhine passes through Lake Constance.", {"kind": "river"}),

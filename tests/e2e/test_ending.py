@@ -18,7 +18,7 @@ Serve = Callable[..., Own]
 
 
 def test_sigterm_is_unready_at_once_serves_on_while_it_settles_then_ends(serve: Serve) -> None:
-    own = serve("--settle-seconds", "5")
+    own = serve("--settle-seconds", "15")
     with grpc.insecure_channel(own.grpc) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         signalled = time.monotonic()
@@ -32,7 +32,7 @@ def test_sigterm_is_unready_at_once_serves_on_while_it_settles_then_ends(serve: 
         reply = httpx.post(f"{own.url}/embed", json={"inputs": "still served"})
         assert reply.status_code == 200
     assert own.process.wait(60) == 0
-    assert time.monotonic() - signalled >= 5
+    assert time.monotonic() - signalled >= 15
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{own.url}/livez")
 

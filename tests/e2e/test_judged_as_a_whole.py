@@ -18,7 +18,7 @@ QUESTIONS = Path(__file__).resolve().parents[2] / "service/condensery/samples/qu
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_sample_index_is_answered_by_the_shipped_pair(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with serving(tmp_path / "store", tmp_path) as server:

@@ -11,6 +11,8 @@ from tests.e2e.conftest import run_whole
 pytestmark = pytest.mark.alone
 
 LOADS = Path(__file__).parents[2] / "loadtests"
+# What half of today's slowest machine bears: times are for who measures, not for who tests.
+GENTLE = ("--rate", "6", "--unready-seconds", "10")
 
 
 def load(name: str, out: Path, *flags: str, seconds: float = 115) -> tuple[int, str, Any]:
@@ -27,7 +29,8 @@ def load(name: str, out: Path, *flags: str, seconds: float = 115) -> tuple[int, 
 
 
 def test_nothing_is_lost_when_a_loaded_server_is_told_to_end(tmp_path: Path) -> None:
-    flags = ("--rounds", "1", "--again", "0", "--seconds", "2", "--flags", "--settle-seconds 1")
+    flags = ("--rounds", "1", "--again", "0", "--seconds", "2", "--unready-seconds", "10")
+    flags += ("--flags", "--settle-seconds 3 --max-queue-seconds 600")
     status, printed, figures = load("drain.py", tmp_path / "drain.json", *flags)
     assert status == 0, printed
     (round_of,) = figures["once"]
@@ -38,8 +41,10 @@ def test_nothing_is_lost_when_a_loaded_server_is_told_to_end(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_second_sigterm_ends_a_loaded_server_sooner_and_as_well(tmp_path: Path) -> None:
-    status, printed, _ = load("drain.py", tmp_path / "drain.json", "--rounds", "1", "--again", "1")
+    flags = ("--rounds", "1", "--again", "1", *GENTLE, "--flags", "--max-queue-seconds 600")
+    status, printed, _ = load("drain.py", tmp_path / "drain.json", *flags, seconds=230)
     assert status == 0, printed
 
 
@@ -55,20 +60,21 @@ def test_newcomers_are_answered_or_refused_to_the_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_on_a_crowded_machine_nothing_is_said_to_hang_but_what_hangs(tmp_path: Path) -> None:
-    flags = ("--seconds", "20", "--rate", "2")
+    flags = ("--seconds", "20", "--rate", "2", "--unready-seconds", "10")
     status, printed, figures = load("crowded.py", tmp_path / "crowded.json", *flags, seconds=230)
     assert status == 0, printed
     assert figures["others_cores"] > 0.5, printed
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("part", ["items", "hang", "death"])
 def test_a_fault_hurts_nobody_else(part: str, tmp_path: Path) -> None:
-    flags = ("--parts", part, "--seconds", "16")
-    status, printed, figures = load("faults.py", tmp_path / "faults.json", *flags)
+    flags = ("--parts", part, "--seconds", "16", *GENTLE)
+    status, printed, figures = load("faults.py", tmp_path / "faults.json", *flags, seconds=230)
     assert status == 0, printed
     assert figures[part]["faults"], "nothing was injected"
-    assert sum(figures[part]["outcomes"].values()) > 100
+    assert sum(figures[part]["outcomes"].values()) > 50
 
 
 @pytest.mark.slow

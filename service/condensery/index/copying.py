@@ -186,15 +186,14 @@ def _wait(index: Index, progress: Progress) -> int:
     vectors = index._vector_index
     if not isinstance(vectors, RemoteVectors):
         return index.count()[1]
-    gave_up = time.monotonic() + PATIENCE_SECONDS
+    sent, progressed = vectors.sent, time.monotonic()
     while True:
-        before = vectors.sent
         try:
             vectors.wait_until_agreed(POLL_SECONDS)
         except VectorDatabaseUnavailable:
-            if vectors.sent > before:
-                gave_up = time.monotonic() + PATIENCE_SECONDS
-            if time.monotonic() > gave_up:
+            if vectors.sent > sent:
+                sent, progressed = vectors.sent, time.monotonic()
+            if time.monotonic() - progressed > PATIENCE_SECONDS:
                 raise
             time.sleep(POLL_SECONDS)
         else:

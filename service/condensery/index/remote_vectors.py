@@ -284,12 +284,12 @@ class RemoteVectors:
 
     def _set_fault(self, fault: _Refusal) -> None:
         with self._changed:
+            self._note_fault(fault.message)
             fresh = self._fault is None or self._fault.message != fault.message
             self._fault = fault
             self._changed.notify_all()
         if fresh and not self._closed:
             self._report("index_database_failed", reason=fault.message)
-        self._note_fault(fault.message)
 
     # The thread
 
@@ -386,10 +386,10 @@ class RemoteVectors:
                 self._settled_at = settled.write
             self._checked_at = time.monotonic()
             self._failing_seconds = FIRST_RETRY_SECONDS
+            self._note_fault(None)
             self._changed.notify_all()
         if mended or added or removed:
             self._report("index_database_caught_up", added=added, removed=removed)
-        self._note_fault(None)
 
     def _open_collection(self, reader: sqlite3.Connection, now: Stamp) -> Settled:
         """Return what the collection says of itself, after making it if need be.

@@ -160,7 +160,8 @@ class VectorIndex:
         self._writing = writing
         self._closed = threading.Event()
         self._given_up = threading.Event()  # saving, by whoever wants to save or close now
-        self._maker: threading.Thread | None = None  # of a new cache, aside
+        self._maker: threading.Thread | None = None  # of a new cache, aside: the latest
+        self._making = False  # and it is at work
         self._saver: threading.Thread | None = None
         self._saver_used = 0.0  # seconds of the processor when it last paused
         self._owner: threading.Thread | None = None  # brings mapped vectors into memory
@@ -305,16 +306,21 @@ class VectorIndex:
 
         It agrees with SQLite from the start: what was there before answers until then.
         """
-        for name in ("_owner", "_maker", "_saver"):  # a maker saves at its end
-            thread = getattr(self, name)
-            if thread is not None:
-                thread.join(seconds)
+        if self._owner is not None:
+            self._owner.join(seconds)
+        maker = None
+        while maker is not self._maker:  # one may begin the next at its end, or a saver
+            maker = self._maker
+            if maker is not None:
+                maker.join(seconds)
+        if self._saver is not None:
+            self._saver.join(seconds)
 
     def _discard(self, rows: Sequence[int]) -> None:
         if rows:
             with self.write_lock():
                 self.cache.discard(rows)
-            if self._maker is not None:
+            if self._making:
                 self._discarded += rows
 
     def _compact(self) -> None:
@@ -439,15 +445,15 @@ class VectorIndex:
 
     def _begin_anew(self) -> None:
         """Make a new cache in a thread. Nobody writes meanwhile, or the caller does."""
-        if self._maker is not None or self.cache.live < self._failed_at * _GROWN:
+        if self._making or self.cache.live < self._failed_at * _GROWN:
             return
         self._discarded.clear()
         maker = threading.Thread(target=self._make_anew, name="index-anew", daemon=True)
-        self._maker = maker  # which it takes back at its end
+        before, self._maker, self._making = self._maker, maker, True  # until its end
         try:
             maker.start()
         except RuntimeError:
-            self._maker = None
+            self._maker, self._making = before, False
             raise
 
     def _make_anew(self) -> None:
@@ -466,7 +472,7 @@ class VectorIndex:
                 with self.write_lock():
                     self.cache = fresh
                 del old  # not before: to free gigabytes takes long
-                self._maker, self._failed_at = None, 0
+                self._making, self._failed_at = False, 0
                 self._changes += 1  # the file has the old one
                 if fresh.needs_training:
                     self._begin_anew()
@@ -478,7 +484,7 @@ class VectorIndex:
         except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
             self._report("index_cache_upkeep_failed", reason=str(error))
             with contextlib.suppress(IndexClosed), self._writing():
-                self._maker, self._failed_at = None, self.cache.live
+                self._making, self._failed_at = False, self.cache.live
 
     def _fill(
         self, fresh: VectorCache, connection: sqlite3.Connection, *, whole: bool = False

@@ -197,6 +197,8 @@ class _CountingExporter(SpanExporter):
         self._exporter = exporter
         self._spans = metrics.trace_spans
         self._logged = -LOG_SECONDS
+        self._lock = threading.Lock()
+        self._over = False
         self.done = 0  # spans that wait no more
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -206,13 +208,24 @@ class _CountingExporter(SpanExporter):
             result, why = SpanExportResult.FAILURE, type(error).__name__
         else:
             why = "the collector did not take them"
-        self.done += len(spans)
-        if result is SpanExportResult.SUCCESS:
-            self._spans.labels("exported").inc(len(spans))
-        else:
-            self._spans.labels("failed").inc(len(spans))
-            self._say(why)
+        with self._lock:
+            if not self._over:
+                self.done += len(spans)
+                sent = result is SpanExportResult.SUCCESS
+                self._spans.labels("exported" if sent else "failed").inc(len(spans))
+                if not sent:
+                    self._say(why)
         return result
+
+    def give_up(self, taken: int) -> int:
+        """Count what of so many spans has still not been sent as dropped, and send no more."""
+        with self._lock:
+            self._over = True
+            left = taken - self.done
+            self._spans.labels("dropped").inc(left)
+        if left:
+            self.shutdown()
+        return left
 
     def _say(self, reason: str) -> None:
         now = time.monotonic()
@@ -252,11 +265,8 @@ class _Sender(SpanProcessor):
 
     def give_up(self) -> None:
         """Count what was not sent in time, and send no more."""
-        left = self._taken - self._counting.done
-        if left:
-            self._spans.labels("dropped").inc(left)
+        if left := self._counting.give_up(self._taken):
             _log.warning("spans_lost", extra={"reason": "the server ended", "spans": left})
-            self._counting.shutdown()
 
 
 def _read_queue_size() -> int:

@@ -254,7 +254,6 @@ async def test_a_caller_who_leaves_cancels_what_runs_for_them(remotes: Any) -> N
     replicas, _, pair, _, own = remotes
     async with aclosing(pair.generate(QUESTION, PASSAGES[:1], max_tokens=60)) as answer:
         await anext(answer)
-        assert own.busy
     async with asyncio.timeout(60):
         while own.busy:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.01)

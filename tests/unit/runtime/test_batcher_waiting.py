@@ -121,8 +121,9 @@ async def test_who_leaves_the_queue_unserved_has_waited_all_the_time(
 ) -> None:
     batcher = Batcher(device.forward, worker)
     tasks = [await device.held(batcher)]
-    call, began = RequestContext(), time.perf_counter()
+    call = RequestContext()
     waits = await started(under(call, submit(batcher, ["waits"], [1])))
+    began = time.perf_counter()
     await asyncio.sleep(0.05)
     least = time.perf_counter() - began - 0.01
     waits.cancel()

@@ -50,7 +50,7 @@ def hash_away() -> None:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + WAIT
+    ends = time.monotonic() + 4 * WAIT
     while not holds():
         assert time.monotonic() < ends
         time.sleep(0.01)
@@ -222,10 +222,14 @@ async def test_a_batch_that_gets_no_core_does_not_hang(
     service: Service, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wants = [True]
-    monkeypatch.setattr(
-        watching, "_schedule", lambda thread: watching._Schedule(wants[0], ran=0.0, queued=0.0)
-    )
-    await asyncio.sleep(3 * watching.POLL_SECONDS)  # it has looked
+    looks: list[int] = []
+
+    def schedule(thread: int) -> watching._Schedule:
+        looks.append(thread)
+        return watching._Schedule(wants[0], ran=0.0, queued=0.0)
+
+    monkeypatch.setattr(watching, "_schedule", schedule)
+    await asyncio.to_thread(until, lambda: len(looks) > 2)
     task = await hanging(service, service.batcher)
     clock.passed += 5 * STALL
     await asyncio.to_thread(service.looked, 5 * STALL)

@@ -21,10 +21,14 @@ async def test_how_busy_a_model_is_comes_from_the_metrics(client, services, regi
     metrics.queue_tokens.labels("words").set(services.limits.max_queue_tokens // 4)
     for items in (2, 4):
         metrics.batch_items.labels("words").observe(items)
-    registry.encoders["words"].delay = 0.3
+    encoder = registry.encoders["words"]
+    encoder.gate = asyncio.Event()
     asked = asyncio.create_task(client.post("/embed", json={"inputs": "a"}))
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while not encoder.waiting:  # noqa: ASYNC110  there is no event for it
+            await asyncio.sleep(0.01)
     first, second, *_ = (await client.get("/models")).json()["data"]
+    encoder.gate.set()
     await asked
     assert first["stats"] == {
         "queue_fraction": 0.25,

@@ -12,10 +12,11 @@ import torch
 
 from condensery.methods.trainer.checkpoints import checkpoints, latest
 
+STEPS = 8
 RECIPE = (
     "--batch 4 --rows 2 --passages 3 --label-tokens 12 --lora-rank 2 --generator-rate 1e-2 "
-    "--compressor-rate 1e-3 --plain 0.3 --steps 4 --every 1 --answers 0 --threads 1 --device cpu "
-    "--share 0 --layers 2 --memory-tokens 4 --passage-tokens 24 --query-tokens 12"
+    f"--compressor-rate 1e-3 --plain 0.3 --steps {STEPS} --every 1 --answers 0 --threads 1 "
+    "--device cpu --share 0 --layers 2 --memory-tokens 4 --passage-tokens 24 --query-tokens 12"
 )
 MODULE = "condensery.methods.oscar.causal.training"
 
@@ -28,7 +29,7 @@ def flags(base: Path, rows: Path, out: Path, dtype: str) -> list[str]:
 def weights(out: Path) -> dict[str, torch.Tensor]:
     checkpoint = latest(out)
     assert checkpoint is not None
-    assert checkpoint.step == 4
+    assert checkpoint.step == STEPS
     return {**checkpoint.weights(), **checkpoint.optimizer()}
 
 
@@ -53,7 +54,7 @@ def test_a_run_killed_and_resumed_ends_with_the_same_bits(
     assert killed.wait() == -signal.SIGKILL
     reached = latest(cut)
     assert reached is not None
-    assert 1 <= reached.step < 4
+    assert 1 <= reached.step < STEPS
     assert start(cut).wait() == 0
     assert start(whole).wait() == 0
     resumed, wanted = weights(cut), weights(whole)
