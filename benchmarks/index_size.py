@@ -191,6 +191,7 @@ def recall(found: Sequence[Sequence[int]], truth: Sequence[set[int]]) -> float:
 
 def find(
     store: IndexStore,
+    work: Path,
     kind: str,
     count: int,
     blocks: Sequence[Callable[[], Floats]],
@@ -199,6 +200,7 @@ def find(
     """Ask the store and FAISS in turn."""
     truth = nearest(queries, (make() for make in blocks))
     own = peer(kind, count, (make() for make in blocks))
+    remember(work)  # of which the system may have forgotten some, as long as that took
     times: dict[str, list[float]] = {"ours": [], "faiss": []}
     found: dict[str, list[list[int]]] = {"ours": [], "faiss": []}
     for query in queries:
@@ -285,7 +287,7 @@ def measure(kind: str, count: int, work: Path) -> dict[str, Any]:
     remember(work)
     with IndexStore(work) as store:
         store.find("kb").wait_until_agreed()
-        asked = find(store, kind, count, blocks, queries)
+        asked = find(store, work, kind, count, blocks, queries)
         with asking(store, queries) as quiet:
             time.sleep(5)
         with asking(store, queries) as meanwhile:
