@@ -24,6 +24,7 @@ def test_sigterm_is_unready_at_once_serves_on_while_it_settles_then_ends(serve: 
         signalled = time.monotonic()
         own.process.send_signal(signal.SIGTERM)
         own.until_unready()
+        assert time.monotonic() - signalled < 10
         reason = httpx.get(f"{own.url}/readyz").json()["error"]["message"]
         assert "draining" in reason
         serving = health_pb2.HealthCheckResponse.SERVING

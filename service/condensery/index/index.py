@@ -33,10 +33,11 @@ from condensery.index import bm25, checks, database, passages, selecting
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
 from condensery.index.passages import Stamp
+from condensery.index.read_write_lock import ReadWriteLock
 from condensery.index.remote_vectors import RemoteVectors
 from condensery.index.selecting import PageQuery
 from condensery.index.vector_database import VectorDatabases, read_binding
-from condensery.index.vector_index import ReadWriteLock, VectorIndex
+from condensery.index.vector_index import VectorIndex
 from condensery.values import Document, Floats, Hit, IndexInfo, IndexSpec, Page, Passage, make_hit
 
 DATABASE = "index.sqlite3"

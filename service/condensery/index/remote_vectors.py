@@ -34,6 +34,7 @@ from condensery.index import database as sqlite_file
 from condensery.index import fields, passages, selecting
 from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
+from condensery.index.read_write_lock import ReadWriteLock
 from condensery.index.vector_database import (
     CollectionMissing,
     Point,
@@ -41,7 +42,7 @@ from condensery.index.vector_database import (
     Shape,
     VectorDatabase,
 )
-from condensery.index.vector_index import ReadWriteLock, Report, Search, VectorStatus
+from condensery.index.vector_index import Report, Search, VectorStatus
 from condensery.request_context import served_request
 from condensery.values import Floats, IndexSpec
 
@@ -235,9 +236,9 @@ class RemoteVectors:
         """Let the thread do what is left to do, if the database answers, and end it."""
         with self._changed:
             self._closed = True
+            self._note_fault(None)
             self._changed.notify_all()
         self._thread.join(3 * self._wait_seconds + 1)
-        self._note_fault(None)
 
     def _check_agrees(self, seconds: float | None = None, *, given: bool = False) -> None:
         if not given:
@@ -284,7 +285,8 @@ class RemoteVectors:
 
     def _set_fault(self, fault: _Refusal) -> None:
         with self._changed:
-            self._note_fault(fault.message)
+            if not self._closed:
+                self._note_fault(fault.message)
             fresh = self._fault is None or self._fault.message != fault.message
             self._fault = fault
             self._changed.notify_all()

@@ -413,9 +413,9 @@ class VectorDatabases:
             else:
                 self._faults[index] = reason
             after = self.fault
-        if before != after:
-            for watcher in self._watchers:
-                watcher(after)
+            if before != after:
+                for watcher in self._watchers:  # one after the other, or the last one heard is not
+                    watcher(after)  # the latest
 
     @property
     def fault(self) -> str | None:
@@ -426,8 +426,9 @@ class VectorDatabases:
 
     def watch(self, watcher: FaultWatcher) -> None:
         """Call ``watcher(fault)`` now and at each change, in whatever thread it is noted."""
-        self._watchers.append(watcher)
-        watcher(self.fault)
+        with self._lock:
+            self._watchers.append(watcher)
+            watcher(self.fault)
 
     def close(self) -> None:
         """Close the connection."""

@@ -5,7 +5,7 @@ takes long is done aside, in threads:
 
 - training, and building a graph: the cache that there is, or a flat one in its place, answers and
   is written to until the new one is ready;
-- saving: a write takes note of what there is, and goes on;
+- saving: a write takes note of what there is, and goes on; a compaction gives it up;
 - reading many vectors at a start: they are searched in their file until they are in memory, which
   the first write waits for.
 """
@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from condensery.index import kinds, passages, selecting
 from condensery.index.cache_file import CacheUnusable
 from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
+from condensery.index.read_write_lock import ReadWriteLock
 from condensery.index.vectors import Cut, VectorCache
 from condensery.values import Floats, IndexSpec
 
@@ -47,70 +48,6 @@ _BUILT_AT_ONCE = 5_000
 _READ_AT_ONCE = 256 * 2**20
 # After a failure a cache is not made anew before the index has grown by so much.
 _GROWN = 1.1
-
-
-class ReadWriteLock:
-    """A readers-writer lock: FAISS searches may run side by side, but not beside a change.
-
-    A waiting writer goes before new readers, and readers that waited for a writer before the next
-    one: a write of many blocks would else come back before any of them had woken up. Not reentrant.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._readers = 0
-        self._readers_waiting = 0
-        self._writing = False
-        self._writers_waiting = 0
-        self._written = 0  # times
-        self._first = 0  # readers that waited for the last writer and are not in yet
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Keep writers out, let other readers in."""
-        with self._changed:
-            if self._writing or self._writers_waiting:
-                came = self._written
-                self._readers_waiting += 1
-                try:
-                    self._changed.wait_for(lambda: self._may_read(came))
-                finally:
-                    self._readers_waiting -= 1
-                    self._first -= self._written != came
-                    self._changed.notify_all()
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keep everyone else out."""
-        with self._changed:
-            self._writers_waiting += 1
-            try:
-                self._changed.wait_for(self._may_write)
-            finally:
-                self._writers_waiting -= 1
-                self._changed.notify_all()
-            self._writing = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._writing = False
-                self._written += 1
-                self._first = self._readers_waiting
-                self._changed.notify_all()
-
-    def _may_write(self) -> bool:
-        return not self._writing and not self._readers and not self._first
-
-    def _may_read(self, came: int) -> bool:
-        return not self._writing and (not self._writers_waiting or self._written != came)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +100,6 @@ class VectorIndex:
         self._maker: threading.Thread | None = None  # of a new cache, aside: the latest
         self._making = False  # and it is at work
         self._saver: threading.Thread | None = None
-        self._saver_used = 0.0  # seconds of the processor when it last paused
         self._owner: threading.Thread | None = None  # brings mapped vectors into memory
         self._discarded: list[int] = []  # rows, since it began
         self._failed_at = 0  # passages that there were when it last failed
@@ -179,6 +115,7 @@ class VectorIndex:
         # passages changed, and how many of them the file has; saving was last tried at so many
         self._changes, self._changes_saved, self._changes_tried = restored.unsaved, 0, 0
         self._save_is_due = False  # for another reason
+        self._uncompacted = 0  # tombstones that there were when a compaction last failed
         with contextlib.suppress(OSError):
             file.with_suffix(".new").unlink()  # left by a process that was killed
         if self.cache.mapped:
@@ -274,16 +211,11 @@ class VectorIndex:
         self._discard(removed)
         self._written = stamp
         self._changes += added + len(removed)
-        try:
-            if self.cache.needs_training:
-                self._begin_anew()
-            elif self.cache.needs_compaction:
-                self._compact()
-            changes = self._changes - self._changes_tried
-            if self._save_is_due or changes >= max(self._save_every, self.cache.live // 4):
-                self._begin_save()
-        except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
-            self._report("index_cache_upkeep_failed", reason=str(error))
+        for due in (self._tidy, self._save_if_due):
+            try:
+                due()
+            except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
+                self._report("index_cache_upkeep_failed", reason=str(error))
 
     def save(self) -> None:
         """Write the file now, if anything has changed; a disk that refuses is reported, no more."""
@@ -306,9 +238,9 @@ class VectorIndex:
 
         It agrees with SQLite from the start: what was there before answers until then.
         """
-        if self._owner is not None:
-            self._owner.join(seconds)
-        maker = None
+        owner, maker = self._owner, None
+        if owner is not None:
+            owner.join(seconds)
         while maker is not self._maker:  # one may begin the next at its end, or a saver
             maker = self._maker
             if maker is not None:
@@ -323,32 +255,52 @@ class VectorIndex:
             if self._making:
                 self._discarded += rows
 
+    def _tidy(self) -> None:
+        if self.cache.needs_training:
+            self._begin_anew()
+        elif self.cache.needs_compaction:
+            self._compact()
+
+    def _save_if_due(self) -> None:
+        changes = self._changes - self._changes_tried
+        if self._save_is_due or changes >= max(self._save_every, self.cache.live // 4):
+            self._begin_save()
+
     def _compact(self) -> None:
         if self.cache.searched_as != "flat":
             self._begin_anew()
-        elif not self.cache.mapped:  # else after one of the next writes
-            self._give_up_saving()  # of what is soon no more, and two copies at once are slow
-            self._save_is_due = True
+        elif self.cache.mapped or self.cache.tombstones < self._uncompacted * _GROWN:
+            return  # after one of the next writes
+        else:
+            self._uncompacted = self.cache.tombstones  # if there is no memory for it
+            if self._is_saving:  # what is soon no more; and two copies at once are slow
+                self._give_up_saving()
+                self._save_is_due = True
             # beside the old one: moving what follows a tombstone would keep queries out as long
             old, fresh = self.cache, self.cache.compacted()
             with self.write_lock():
                 self.cache = fresh
+            self._uncompacted = 0
             del old  # not before: to free gigabytes takes long
 
     # The file, aside
+
+    @property
+    def _is_saving(self) -> bool:
+        return self._saver is not None and self._saver.is_alive()
 
     def _begin_save(self) -> None:
         """Save in a thread what there is now; the caller lets nobody write meanwhile.
 
         Vectors that are mapped are not written back: nobody has looked yet whether they are right.
         """
-        if (self._saver is not None and self._saver.is_alive()) or self.cache.mapped:
+        if self._is_saving or self.cache.mapped:
             return
         self._changes_tried, self._save_is_due = self._changes, False
-        cut, self._saver_used = self.cache.cut(self._written), 0.0
+        cut = self.cache.cut(self._written)
         saver = threading.Thread(
             target=self._save,
-            args=(self.cache, cut, self._changes, self._lock_to_save_now_and_then),
+            args=(self.cache, cut, self._changes, self._paced_lock()),
             name="index-save",
             daemon=True,
         )
@@ -376,12 +328,18 @@ class VectorIndex:
             raise IndexClosed("What is to be saved is no longer this.")
         return self.read_lock()
 
-    def _lock_to_save_now_and_then(self) -> AbstractContextManager[None]:
-        """As ``_lock_to_save``, but leave queries the processor as long as it was had."""
-        used = time.thread_time()
-        self._given_up.wait(used - self._saver_used)
-        self._saver_used = used
-        return self._lock_to_save()
+    def _paced_lock(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return a ``_lock_to_save`` that leaves others the processor half of its thread's time."""
+        before = 0.0
+
+        def lock() -> AbstractContextManager[None]:
+            nonlocal before
+            used = time.thread_time()
+            self._given_up.wait(used - before)
+            before = used
+            return self._lock_to_save()
+
+        return lock
 
     def _give_up_saving(self) -> None:
         """Return when no thread writes the file."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -252,11 +253,27 @@ async def test_a_replica_that_does_not_answer_is_waited_for_no_longer_than_the_c
 
 async def test_a_caller_who_leaves_cancels_what_runs_for_them(remotes: Any) -> None:
     replicas, _, pair, _, own = remotes
+    go_on = threading.Event()
+    steps: list[int] = []
+
+    def hold(*_: Any) -> None:
+        steps.append(1)
+        assert len(steps) < 8 or go_on.wait(60)
+
+    network = own.generator._engine._stepper._network
+    hook = network.register_forward_pre_hook(hold)
     async with aclosing(pair.generate(QUESTION, PASSAGES[:1], max_tokens=60)) as answer:
         await anext(answer)
+        async with asyncio.timeout(60):
+            while len(steps) < 8:  # noqa: ASYNC110  there is no event for it
+                await asyncio.sleep(0.01)
+        assert own.busy
+    go_on.set()
     async with asyncio.timeout(60):
         while own.busy:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.01)
+    hook.remove()
+    assert len(steps) < 60, "it was written to its end"
     assert replicas.replica.record_autoscaling_stats() == {"tokens_in_hand": 0.0}
 
 

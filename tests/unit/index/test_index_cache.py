@@ -116,6 +116,66 @@ def test_closing_gives_up_what_is_being_saved_and_saves_what_there_is(
     assert events(caplog) == []  # what was saved is all there was
 
 
+def test_a_compaction_gives_up_what_is_being_saved_and_saves_what_is_left(
+    data_dir: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("condensery.index.vectors.MIN_DEAD", 10)
+    monkeypatch.setattr("condensery.index.vectors._COPIED", 4)
+    compacted, crashed = VectorCache.compacted, data_dir.with_name("crashed")
+    saving: list[bool] = []
+    with open_store(data_dir, cache_every=10) as store:
+        store.create("kb", IndexSpec(**{**SETTINGS, "kind": "flat"}))
+        index = store.find("kb")
+        vectors = index._vector_index
+        lock, reached = vectors.read_lock, threading.Event()
+
+        def wait() -> AbstractContextManager[None]:
+            if threading.current_thread().name == "index-save" and not reached.is_set():
+                reached.set()
+                wait_until(vectors._given_up.is_set)
+            return lock()
+
+        def compact(cache: VectorCache) -> VectorCache:
+            saving.append(vectors._is_saving)
+            if len(saving) == 1:
+                raise MemoryError("none left")
+            return compacted(cache)
+
+        monkeypatch.setattr(vectors, "read_lock", wait)
+        monkeypatch.setattr(VectorCache, "compacted", compact)
+        make_batch([f"d{n}" for n in range(30)]).upsert(store)
+        assert reached.wait(60)
+        store.delete("kb", [f"d{n}" for n in range(10)])  # there is no memory to compact it
+        index.wait_until_agreed(60)
+        assert index.cache_behind == 0, "and it is saved for all that"
+        assert store.info("kb").tombstones == 20
+        store.delete("kb", ["d10"])
+        assert store.info("kb").tombstones == 0
+        assert saving == [False, False]
+        index.wait_until_agreed(60)
+        assert_agrees(store, data_dir)
+        shutil.copytree(data_dir, crashed)
+    with open_store(crashed) as store:
+        assert_agrees(store, crashed)
+
+
+def test_a_saver_leaves_the_processor_as_long_as_it_had_it(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(data_dir) as store:
+        store.create("kb", IndexSpec(**SETTINGS))
+        vectors = store.find("kb")._vector_index
+        used = iter([1.0, 3.5, 4.0])
+        pauses: list[float] = []
+        monkeypatch.setattr(vector_index.time, "thread_time", lambda: next(used))
+        monkeypatch.setattr(vectors._given_up, "wait", pauses.append)
+        lock = vectors._paced_lock()
+        for _ in range(3):
+            with lock():
+                pass
+        assert pauses == [1.0, 2.5, 0.5]
+
+
 # Reading at a start
 
 

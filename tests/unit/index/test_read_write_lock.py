@@ -1,7 +1,7 @@
 import threading
 import time
 
-from condensery.index.vector_index import ReadWriteLock
+from condensery.index.read_write_lock import ReadWriteLock
 
 
 def test_readers_share_and_a_writer_is_alone() -> None:
