@@ -192,7 +192,7 @@ def draw_soak(report: Mapping[str, Any]) -> Figure | None:
 def draw_index_size(report: Mapping[str, Any]) -> Figure | None:
     """Draw indexes by kind and size: a query, writing, starting, and the longest query."""
     rows = list(report["rows"].values())
-    figure = new_figure(12, 8)
+    figure = new_figure(8, 5.6)
     groups = [f"{row['kind']}\n{row['passages']:,}" for row in rows]
     panels: tuple[tuple[str, bool, Mapping[str, Callable[[Any], float | None]]], ...] = (
         (
