@@ -266,7 +266,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of load before SIGTERM")
     parser.add_argument("--newcomers", type=int, default=0, help="so many requests, about")
     parser.add_argument("--clients", type=int, default=6, help="newcomers of each of four kinds")
-    parser.add_argument("--unready-seconds", type=float, default=UNREADY_SECONDS)
+    parser.add_argument("--unready-seconds", type=float, default=UNREADY_SECONDS, help="allowed")
     take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()

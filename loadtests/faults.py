@@ -201,8 +201,9 @@ async def run(server: Server, name: str, args: argparse.Namespace) -> Part:
     watch = HealthWatch(server.url, doors[1])
     watching = asyncio.create_task(watch.run())
     callers = Callers(doors, known, args.rate, random.Random(args.seed))
-    times = args.seconds, args.unready_seconds
-    part = Part(name, server, callers, watch, Neighbours(server), *times)
+    part = Part(
+        name, server, callers, watch, Neighbours(server), args.seconds, args.unready_seconds
+    )
     try:
         await PARTS[name](part)
     except OSError as error:  # nobody is there any more to take a fault, or to tell the counters
@@ -267,7 +268,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seconds", type=float, default=40.0, help="of a part, about")
     parser.add_argument("--rate", type=float, default=15.0, help="requests a second")
-    parser.add_argument("--unready-seconds", type=float, default=UNREADY_SECONDS)
+    parser.add_argument("--unready-seconds", type=float, default=UNREADY_SECONDS, help="allowed")
     parser.add_argument("--seed", type=int, default=1)
     take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")

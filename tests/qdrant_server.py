@@ -91,7 +91,7 @@ class QdrantServer:
         self.refused: tuple[tuple[str, str], ...] = tuple(HANDLERS)
         self.asked: list[tuple[str, str]] = []
         self._key = key
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._run = 0  # requests outlive their connections, in their threads
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -104,7 +104,6 @@ class QdrantServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self._run += 1
         routes = [
             Route(f"/collections/{{name}}{path}", self._endpoint(handler, path), methods=[method])
             for (method, path), handler in HANDLERS.items()
@@ -137,16 +136,13 @@ class QdrantServer:
 
     def rows(self, collection: str) -> list[int]:
         with self._mutex:
-            return self._rows(collection)
+            points, _ = self.client.scroll(collection, limit=10**6, with_payload=False)
+        return sorted(int(point.id) for point in points if point.id != 0)
 
     def lose(self, collection: str, count: int) -> None:
         """Delete the first points that it has."""
         with self._mutex:
-            self.client.delete(collection, self._rows(collection)[:count])
-
-    def _rows(self, collection: str) -> list[int]:
-        points, _ = self.client.scroll(collection, limit=10**6, with_payload=False)
-        return sorted(int(point.id) for point in points if point.id != 0)
+            self.client.delete(collection, self.rows(collection)[:count])
 
     def _endpoint(self, handler: Handler, path: str) -> Callable[[Request], Awaitable[Response]]:
         run = self._run

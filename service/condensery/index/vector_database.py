@@ -414,8 +414,9 @@ class VectorDatabases:
                 self._faults[index] = reason
             after = self.fault
             if before != after:
-                for watcher in self._watchers:  # one after the other, or the last one heard is not
-                    watcher(after)  # the latest
+                # under the lock: or the last that a watcher hears is not the latest
+                for watcher in self._watchers:
+                    watcher(after)
 
     @property
     def fault(self) -> str | None:

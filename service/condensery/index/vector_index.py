@@ -269,19 +269,19 @@ class VectorIndex:
     def _compact(self) -> None:
         if self.cache.searched_as != "flat":
             self._begin_anew()
-        elif self.cache.mapped or self.cache.tombstones < self._uncompacted * _GROWN:
+            return
+        if self.cache.mapped or self.cache.tombstones < self._uncompacted * _GROWN:
             return  # after one of the next writes
-        else:
-            self._uncompacted = self.cache.tombstones  # if there is no memory for it
-            if self._is_saving:  # what is soon no more; and two copies at once are slow
-                self._give_up_saving()
-                self._save_is_due = True
-            # beside the old one: moving what follows a tombstone would keep queries out as long
-            old, fresh = self.cache, self.cache.compacted()
-            with self.write_lock():
-                self.cache = fresh
-            self._uncompacted = 0
-            del old  # not before: to free gigabytes takes long
+        self._uncompacted = self.cache.tombstones  # if there is no memory for it
+        if self._is_saving:  # what is soon no more; and two copies at once are slow
+            self._give_up_saving()
+            self._save_is_due = True
+        # beside the old one: moving what follows a tombstone would keep queries out as long
+        old, fresh = self.cache, self.cache.compacted()
+        with self.write_lock():
+            self.cache = fresh
+        self._uncompacted = 0
+        del old  # not before: to free gigabytes takes long
 
     # The file, aside
 

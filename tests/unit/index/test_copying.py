@@ -90,12 +90,11 @@ def test_what_was_cut_short_goes_on_where_it_was(
         blocks.append(1)
         if len(blocks) == 2:
             server.stop()
-            monkeypatch.setattr(copying, "PATIENCE_SECONDS", 0.5)
+            monkeypatch.setattr(copying, "PATIENCE_SECONDS", 3.0)
         return sent(*args)
 
     monkeypatch.setattr(remote_vectors, "make_points", stop_amid)
-    # the latter while the attempt that fails is still under way
-    with pytest.raises(VectorDatabaseUnavailable, match=r"can't be reached|brought up to date"):
+    with pytest.raises(VectorDatabaseUnavailable, match="can't be reached"):
         copy_index(kb, "kb", "there", databases_of(server))
     monkeypatch.setattr(remote_vectors, "make_points", sent)
     server.start()
