@@ -64,14 +64,21 @@ groups:
 """
 
 
+# How many front processes they have: pytest --front-processes 2.
+front_processes = 0
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "run models in replicas on a Ray that each server of a test starts for itself"
     parser.addoption("--ray", action="store_true", help=help)
+    help = "let so many front processes serve REST before each server of a test"
+    parser.addoption("--front-processes", type=int, default=0, help=help)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    global on_ray  # noqa: PLW0603  servers are also started by functions that are no fixtures
+    global on_ray, front_processes  # noqa: PLW0603  servers are also started by functions that are no fixtures
     on_ray = config.getoption("--ray")
+    front_processes = config.getoption("--front-processes")
 
 
 def pytest_collection_finish() -> None:
@@ -265,7 +272,7 @@ def serve_words(folder: Path, config: str | None) -> list[str]:
     """Return the command that serves: on this machine, or from replicas."""
     config = config or (RAY_CONFIG if on_ray else None)
     if config is None:
-        return ["serve"]
+        return ["serve", *(["--front-processes", str(front_processes)] if front_processes else [])]
     (folder / "ray.yaml").write_text(config)
     return ["ray", "deploy", str(folder / "ray.yaml")]
 

@@ -60,6 +60,11 @@ class Keys:
         """Whether no key is needed."""
         return not self._keys
 
+    @property
+    def known(self) -> tuple[Key, ...]:
+        """All of them, by their hashes."""
+        return self._keys
+
     def replace(self, keys: Iterable[Key]) -> None:
         """Accept these keys, and no others, from now on."""
         self._keys = tuple(keys)

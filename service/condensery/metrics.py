@@ -155,6 +155,10 @@ class Metrics:
         "reason=queue_tokens,queue_seconds,requests,bytes,connections,context_bytes",
     )
     connections: Gauge = _gauge("condensery_connections", "Open connections of the REST port.")
+    front_processes: Gauge = _gauge(
+        "condensery_front_processes",
+        "Front processes that serve REST; 0 where the engine's own process does.",
+    )
     cancelled: Counter = _counter(
         "condensery_cancelled_total",
         "Work dropped because its caller left or its time ran out, by how far it had come.",
@@ -387,6 +391,47 @@ SampleKey = tuple[str, tuple[tuple[str, str], ...]]  # name, and labels in order
 def key_of(sample: Sample) -> SampleKey:
     """Return what a sample is of."""
     return sample.name, tuple(sorted(sample.labels.items()))
+
+
+class OtherProcesses:
+    """Samples of other processes, added up; what one counted stays counted when it is gone.
+
+    Args:
+        is_counted: Whether a sample of this name is; others are of the moment.
+    """
+
+    def __init__(self, is_counted: Callable[[str], bool]) -> None:
+        self._is_counted = is_counted
+        self._lock = threading.Lock()
+        self._latest: dict[str, Mapping[SampleKey, float]] = {}
+        self._gone: collections.defaultdict[SampleKey, float] = collections.defaultdict(float)
+
+    @property
+    def names(self) -> list[str]:
+        """The processes that are there."""
+        with self._lock:
+            return list(self._latest)
+
+    def note(self, name: str, samples: Mapping[SampleKey, float]) -> None:
+        """Note what a process's samples are now."""
+        with self._lock:
+            self._latest[name] = samples
+
+    def remove(self, name: str) -> None:
+        """Note that a process is gone."""
+        with self._lock:
+            for key, value in self._latest.pop(name, {}).items():
+                if self._is_counted(key[0]):
+                    self._gone[key] += value
+
+    def total(self) -> Mapping[SampleKey, float]:
+        """Return the sums over all processes, those that are gone included."""
+        with self._lock:
+            sums = collections.defaultdict(float, self._gone)
+            for samples in self._latest.values():
+                for key, value in samples.items():
+                    sums[key] += value
+            return sums
 
 
 class SummedRegistry(CollectorRegistry):

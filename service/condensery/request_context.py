@@ -4,6 +4,7 @@ A context variable, not an argument: every layer between endpoint and queue woul
 Where nothing is set (the command line, offline methods) there is no deadline.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -202,6 +203,13 @@ def served_request() -> RequestContext | None:
     """Return the request being served here until it is over; None where nobody waits."""
     request = _request.get()
     return None if request is None or request.over else request
+
+
+def loop_deadline(call: RequestContext) -> float | None:
+    """Return a call's deadline in the running loop's own time; None if it has none."""
+    if math.isinf(call.deadline):
+        return None
+    return asyncio.get_running_loop().time() + call.seconds_left
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -32,11 +31,14 @@ from condensery.api.ports import (
     is_reachable,
     limit_connections,
     listen,
+    listen_together,
 )
-from condensery.api.rest.http import RestServer
+from condensery.api.rest.http import RestServer, loop_factory
 from condensery.atomic_files import PRIVATE_UMASK, make_private, umask
 from condensery.auth import KEY_FILE, Keys, load_or_make_key, reload_keys
 from condensery.errors import CondenseryError, StartError
+from condensery.fronts.engine import Fronts
+from condensery.fronts.relay import RelayedApp
 from condensery.index.lock import DataDirLock
 from condensery.index.maintenance import SNAPSHOTS
 from condensery.index.store import INDEXES, IndexStore
@@ -111,19 +113,8 @@ def serve(settings: Settings, models: ModelSource | None = None) -> int:
     """
     configure_logging(settings.log_level)
     # What users write is nobody else's to read; SQLite too makes its files by this.
-    # uvloop and httptools (which uvicorn takes by itself where it is) more than halve what a short
-    # request costs beside the model: 310 to 150 us.
-    with umask(PRIVATE_UMASK) as usual, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with umask(PRIVATE_UMASK) as usual, asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(settings, print_status, usual, models))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # there is none for this platform
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def print_status(line: str) -> None:
@@ -252,14 +243,20 @@ class Server:
         self._services: Services
         self._rest: RestServer
         self._grpc: GrpcServer
+        self._fronts: Fronts | None = None
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything, the cheap checks first; ``stack`` closes it in reverse."""
         began = time.perf_counter()
         settings, say = self._settings, self._say
         makes_key = self._read_keys()
-        listener = listen(settings.host, settings.port)
-        stack.callback(listener.close)
+        if settings.front_processes:
+            listeners = listen_together(settings.host, settings.port, settings.front_processes)
+            self._fronts = Fronts(settings, listeners)
+            stack.push_async_callback(self._fronts.close)
+        else:
+            listeners = [listen(settings.host, settings.port)]
+            stack.callback(listeners[0].close)
         check_free(settings.host, settings.grpc_port, "grpc_port")
         metrics = Metrics(tei=settings.tei_metrics)
         tracer = self._open_tracing(stack, metrics)
@@ -274,6 +271,8 @@ class Server:
         )
         if makes_key:
             self._make_key()
+        if self._fronts is not None:
+            self._fronts.begin()
         caps = IndexCaps(settings.max_indexes, settings.max_aliases, settings.max_snapshots)
         databases = await asyncio.to_thread(self._open_databases)
         stack.callback(databases.close)
@@ -311,7 +310,7 @@ class Server:
             registry=registry,
             indexes=indexes,
             metrics=metrics,
-            limits=_limits(settings),
+            limits=RequestLimits.of(settings),
             health=health,
             admission=admission,
             keys=self._keys,
@@ -332,9 +331,9 @@ class Server:
         samples = bool(registry.models("encoder")) and await self._make_samples()
         await asyncio.to_thread(release_memory)  # what reading models and trying them needed
         stack.callback(asyncio.create_task(_trim_regularly()).cancel)
-        await self._start_servers(listener)
+        await self._start_servers(listeners[0])
         services.health.start()
-        url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
+        url = self._greet(listeners[0].getsockname()[1], time.perf_counter() - began)
         say(_example(url, registry, samples=samples, keyed=not self._keys.open))
 
     def _open_tracing(self, stack: AsyncExitStack, metrics: Metrics) -> Tracer | None:
@@ -468,6 +467,11 @@ class Server:
             tls = Tls(settings.tls_cert, settings.tls_key)
         self._grpc = await start_grpc(self._services, settings.host, settings.grpc_port, tls=tls)
         max_connections = limit_connections(settings.max_connections)
+        relayed: dict[str, Any] = {}
+        if self._fronts is not None:
+            # By them they come to this process, whose own limit is theirs together.
+            relayed = {"address": listener.getsockname()[0], "wrap": RelayedApp}
+            listener, tls = self._fronts.listen(), None
         if max_connections < settings.max_connections:
             self._say(
                 f"at most {max_connections} REST connections: the process may open few files "
@@ -482,8 +486,12 @@ class Server:
             cors_origin=settings.cors_origin,
             allowed_hosts=settings.allowed_hosts,
             host=settings.host,
+            **relayed,
         )
         await self._rest.started()
+        if self._fronts is not None:
+            await self._fronts.serve(self._services)
+            self._say(f"{settings.front_processes} front processes serve REST")
 
     async def run(self) -> None:
         """Serve until a signal, or until something breaks that can't be mended; then end."""
@@ -511,16 +519,24 @@ class Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(hurry.wait(), settings.settle_seconds)
         health.refusing = True
+        if self._fronts is not None:
+            self._fronts.tell()
         self._say(f"stopping: requests in flight have {settings.grace_seconds:g} s")
         stopping = asyncio.create_task(self._stop_servers(settings.grace_seconds))
         if not await _wait_for_first(stopping, hurry, seconds=math.inf):
             self._say("stopping at once")
+            if self._fronts is not None:
+                self._fronts.hurry()
             self._rest.hurry()
             await self._grpc.stop(0)
         await stopping
 
     async def _stop_servers(self, grace: float) -> None:
-        await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
+        if self._fronts is not None:  # before what serves them
+            await asyncio.gather(self._fronts.stop(grace), self._grpc.stop(grace))
+            await self._rest.stop(FATAL_GRACE_SECONDS)
+        else:
+            await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
 
     def _watch(self, stack: AsyncExitStack, registry: "ModelRegistry", metrics: Metrics) -> None:
         from condensery.runtime.watchdog import FAREWELL_SECONDS, Watchdog
@@ -589,6 +605,8 @@ class Server:
                 _log.error("keys_not_reloaded", extra={"reason": error.message})
             else:
                 _log.info("keys_reloaded")
+                if self._fronts is not None:
+                    self._fronts.tell()
 
         self._signals.on_hangup(again)
 
@@ -611,13 +629,6 @@ class Server:
                 f"{self._grpc.port}, bound them before it, as docs/settings.md shows (Connections)"
             )
         return url
-
-
-def _limits(settings: Settings) -> RequestLimits:
-    """Return the limits of requests: the settings of the same names, and the time of one."""
-    names = Settings.model_fields.keys() & {field.name for field in fields(RequestLimits)}
-    limits = {name: getattr(settings, name) for name in names}
-    return RequestLimits(**limits, request_seconds=settings.request_timeout_seconds)
 
 
 def _in_url(host: str) -> str:

@@ -116,6 +116,19 @@ def test_who_hangs_up_is_never_computed_for_and_harms_nobody(
     until(lambda: "status=499" in live_server.log.read_text())
 
 
+def test_who_hangs_up_after_a_long_body_is_noticed_too(
+    metric: Callable[..., float], live_server: Any
+) -> None:
+    left = {"cause": "client", "model": "minilm-l6"}
+    before = metric("condensery_cancelled_total", **left)
+    # Over what is read ahead of a body, in one piece.
+    body = {"inputs": ["some words that take their time " * 30] * 600}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{live_server.url}/embed", json=body, timeout=httpx.Timeout(30, read=1))
+    until(lambda: metric("condensery_cancelled_total", **left) > before)
+    until(lambda: metric("condensery_queue_tokens", model="minilm-l6") == 0)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_hangs_up_amid_an_answer_ends_its_generation(
     metric: Callable[..., float], dial: Any, stream: bool

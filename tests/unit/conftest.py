@@ -103,6 +103,7 @@ class StandInEncoder:
     delay: float = 0
     gate: asyncio.Event | None = None
     waiting: int = 0
+    tokenizer_folder: Path | None = None
     sides: list[TruncationDirection] = field(default_factory=list)
 
     async def embed(

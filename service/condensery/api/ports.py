@@ -100,6 +100,18 @@ def listen(host: str, port: int) -> socket.socket:
     return _bind(host, port, "port")
 
 
+def listen_together(host: str, port: int, processes: int) -> list[socket.socket]:
+    """Bind the REST port once for each of several processes, among which the system shares it out.
+
+    Raises:
+        PortTaken, StartError: As ``listen``.
+    """
+    first = listen(host, port)  # bound so, it would not be shared with another server unnoticed
+    port = first.getsockname()[1]
+    first.close()
+    return [_bind(host, port, "port", shared=True) for _ in range(processes)]
+
+
 def check_free(host: str, port: int, setting: str) -> None:
     """Check that a port that is bound later is free, before seconds are spent on loading.
 
@@ -135,7 +147,7 @@ def has_arrived(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _bind(host: str, port: int, setting: str) -> socket.socket:
+def _bind(host: str, port: int, setting: str, *, shared: bool = False) -> socket.socket:
     flag = f"--{setting.replace('_', '-')}"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -148,6 +160,8 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         # Linux lets two sockets bind one port with SO_REUSEADDR until one listens.
         listener.listen(BACKLOG)

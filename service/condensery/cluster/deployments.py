@@ -21,9 +21,9 @@ from typing import Any
 
 from condensery import __version__
 from condensery.cluster import messages
+from condensery.cluster.calling import ReplicaLost
 from condensery.cluster.config import ClusterConfig, Group, Scaling
 from condensery.cluster.messages import Call, ModelId, ReplicaFacts, Reply
-from condensery.cluster.remote import ReplicaLost
 from condensery.errors import (
     CondenseryError,
     ModelFault,

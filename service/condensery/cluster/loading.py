@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from condensery.cluster.calling import Remote
 from condensery.cluster.config import ClusterConfig
 from condensery.cluster.deployments import Application, Cluster
 from condensery.cluster.messages import ModelId
-from condensery.cluster.remote import Remote, remote_model
+from condensery.cluster.remote import remote_model
 from condensery.cluster.replica import RUNTIME_SETTINGS
 from condensery.cluster.replica_metrics import ReplicaMetrics
 from condensery.errors import CondenseryError, ModelFault, SettingError
@@ -155,6 +156,12 @@ class ClusterModels:
                 "generator_servers: pairs on a Ray cluster generate there",
                 field="generator_servers",
                 value=settings.generator_servers,
+            )
+        if settings.front_processes:
+            raise SettingError(
+                "front_processes: on a Ray cluster models run in other processes already",
+                field="front_processes",
+                value=settings.front_processes,
             )
         if self._config.ready_seconds >= settings.start_timeout_seconds:
             raise SettingError(

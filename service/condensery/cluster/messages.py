@@ -160,6 +160,13 @@ class Rates:
         return self.few + max(0.0, self.many - self.few) * positions / RATED_TOKENS
 
 
+def plain_error(error: CondenseryError) -> CondenseryError:
+    """Return an error that pickles, whatever the value was that it is about."""
+    if not isinstance(error.value, (str, int, float, type(None))):
+        error.value = None
+    return error
+
+
 RATED_TOKENS = 1000
 
 

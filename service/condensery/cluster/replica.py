@@ -24,6 +24,7 @@ from condensery.cluster.messages import (
     Reply,
     Timing,
     is_read,
+    plain_error,
 )
 from condensery.errors import CondenseryError, ModelFault, Unavailable
 from condensery.logs import configure_logging
@@ -204,7 +205,7 @@ class Replica:
                 value = await self._method(call, METHODS)(*call.args, **call.options)
             return self._reply(call, request, value=value)
         except CondenseryError as error:
-            return self._reply(call, request, error=_plain(error))
+            return self._reply(call, request, error=plain_error(error))
         finally:
             self._tokens -= call.tokens
 
@@ -220,7 +221,7 @@ class Replica:
                         yield Reply(value, work_begun=request.work_begun)
             yield self._reply(call, request)
         except CondenseryError as error:
-            yield self._reply(call, request, error=_plain(error))
+            yield self._reply(call, request, error=plain_error(error))
         finally:
             self._tokens -= call.tokens
 
@@ -266,10 +267,3 @@ def _rates(model: Any) -> Rates | None:
         model.generator.expected_seconds(1),
         model.generator.expected_seconds(RATED_TOKENS),
     )
-
-
-def _plain(error: CondenseryError) -> CondenseryError:
-    """Return an error that pickles, whatever the value was that it is about."""
-    if not isinstance(error.value, (str, int, float, type(None))):
-        error.value = None
-    return error

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
@@ -23,6 +23,7 @@ from condensery.jobs.interfaces import AnswerServer, ModelRegistry, VectorStore
 from condensery.logs import SlowRequests
 from condensery.metrics import Metrics
 from condensery.request_context import Tracer
+from condensery.settings import Settings
 from condensery.values import Rebuild, RebuildPlan, RebuildState, SearchMode
 
 if TYPE_CHECKING:  # else describing the REST API would load faiss
@@ -274,6 +275,13 @@ class RequestLimits:
     max_answer_tokens: int = 512
     passage_tokens: int = 128
     passage_overlap: int = 16
+
+    @classmethod
+    def of(cls, settings: Settings) -> "RequestLimits":
+        """Return the settings of the same names, and the time of a request."""
+        names = Settings.model_fields.keys() & {field.name for field in fields(cls)}
+        limits = {name: getattr(settings, name) for name in names}
+        return cls(**limits, request_seconds=settings.request_timeout_seconds)
 
 
 class Uploads:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 import torch
 
 from condensery.errors import CondenseryError, ModelFault, Unavailable
-from condensery.request_context import MODEL_FIELD, current_request
+from condensery.request_context import MODEL_FIELD, current_request, loop_deadline
 from condensery.runtime.queue import (
     MISSING,
     NO_METRICS,
@@ -26,7 +26,6 @@ from condensery.runtime.queue import (
     QueueState,
     Result,
     default_limits,
-    loop_deadline,
     refuse_if_overloaded,
     send_error,
     send_results,
@@ -202,15 +201,14 @@ class Batcher(Generic[Item, Result]):
             DeadlineExceeded: The caller's time ran out.
             Unavailable: Closed before the items ran.
         """
-        parts = _single_part(items, tokens)
         return cast(
             list[Result | CondenseryError],
-            await self._submit(parts, len(items), sum(tokens), each=True),
+            await self._submit((items, tokens), len(items), sum(tokens), each=True),
         )
 
     async def submit_parts(
         self,
-        parts: AsyncGenerator[CostedItems[Item], None],
+        parts: AsyncGenerator[CostedItems[Item], None] | CostedItems[Item],
         count: int,
         cost: int,
     ) -> list[Result]:
@@ -219,7 +217,8 @@ class Batcher(Generic[Item, Result]):
         If the caller is cancelled or its time runs out, those not yet begun never run.
 
         Args:
-            parts: Items, and what each costs, in order. An error in them is the request's.
+            parts: Items, and what each costs, in order. An error in them is the request's. Or all
+                of them at once.
             count: How many items there will be.
             cost: About what all of them will cost.
 
@@ -231,7 +230,7 @@ class Batcher(Generic[Item, Result]):
 
     async def _submit(
         self,
-        parts: AsyncGenerator[CostedItems[Item], None],
+        parts: AsyncGenerator[CostedItems[Item], None] | CostedItems[Item],
         count: int,
         cost: int,
         *,
@@ -249,13 +248,17 @@ class Batcher(Generic[Item, Result]):
         queue = self._short if cost <= SHORT_TOKENS else self._long
         self._admit(queue, call.caller, cost)
         try:
-            async with asyncio.timeout_at(loop_deadline(call)), aclosing(parts):
-                queued = 0
-                async for items, tokens in parts:
-                    queued += self._put(queue, request, queued, items, tokens)
-                    if request.reply.done():  # failed already: the rest is not worth making
-                        break
-                return await request.reply
+            async with asyncio.timeout_at(loop_deadline(call)):
+                if isinstance(parts, tuple):
+                    self._put(queue, request, 0, *parts)
+                    return await request.reply
+                async with aclosing(parts):
+                    queued = 0
+                    async for items, tokens in parts:
+                        queued += self._put(queue, request, queued, items, tokens)
+                        if request.reply.done():  # failed already: the rest is not worth making
+                            break
+                    return await request.reply
         except TimeoutError:
             self._count_dropped(begun=request.begun, cause="deadline")
             raise call.expired() from None
@@ -388,9 +391,3 @@ class Batcher(Generic[Item, Result]):
     def _abandon(self, batch: list[QueueItem[Item, Result]], reason: str) -> None:
         """Fail a batch whose worker is lost."""
         send_results(batch, [ModelFault(f"{self._model}: {reason}") for _ in batch])
-
-
-async def _single_part(
-    items: Sequence[Item], tokens: Sequence[int]
-) -> AsyncGenerator[CostedItems[Item], None]:
-    yield items, tokens

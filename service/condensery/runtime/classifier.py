@@ -20,11 +20,11 @@ from condensery.networks import classifier as networks
 from condensery.networks.building import build_classifier
 from condensery.runtime.batcher import Batcher
 from condensery.runtime.encoder import WARM_UP_TOKENS, describe_model, network_files
+from condensery.runtime.feeding import BatchFeeder
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import (
     CUT_CHARACTERS_PER_TOKEN,
     TOKENIZER,
-    BatchFeeder,
     TextTokenizer,
     TokenizedText,
     Truncation,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,10 @@ from condensery.networks.building import NetworkFiles, build_backbone
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.pooling import Pooling, normalise
 from condensery.runtime.batcher import Batcher
+from condensery.runtime.feeding import BatchFeeder
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import (
     TOKENIZER,
-    BatchFeeder,
     TextTokenizer,
     TokenizedText,
     Truncation,
@@ -291,15 +292,48 @@ class Encoder:
         rows, count, truncated = await self._read(
             texts, prompt, truncation, field, lambda ids: EncoderInput(ids, wanted)
         )
+        return self._embedded(rows, count, truncated, dimensions, scale=wanted)
+
+    async def embed_tokenized(
+        self,
+        texts: Sequence[TokenizedText],
+        characters: int,
+        *,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+    ) -> Embedded:
+        """Embed texts whose tokens were made elsewhere, by this model's tokenizer.
+
+        Args:
+            characters: That they had, prompts included.
+
+        Raises:
+            ModelFault, Overloaded, Unavailable: As ``embed``, whose options the others are.
+        """
+        wanted = self._normalize if normalize is None else normalize
+        rows, count, truncated = await self._feed(
+            texts, characters, None, lambda ids: EncoderInput(ids, wanted)
+        )
+        return self._embedded(rows, count, truncated, dimensions, scale=wanted)
+
+    def _embedded(
+        self,
+        rows: Sequence[Floats],
+        tokens: int,
+        truncated: tuple[int, ...],
+        dimensions: int | None,
+        *,
+        scale: bool,
+    ) -> Embedded:
         dims = self.info.dims or 0
         vectors = np.stack(rows) if rows else np.empty((0, dims), dtype=np.float32)
         if dimensions is not None and dimensions != dims:
-            vectors = _shorten_vectors(vectors, dimensions, scale=wanted)
+            vectors = _shorten_vectors(vectors, dimensions, scale=scale)
         return Embedded(
             model=self.info.name,
             fingerprint=self.info.fingerprint,
             vectors=vectors,
-            tokens=count,
+            tokens=tokens,
             truncated=truncated,
         )
 
@@ -347,11 +381,25 @@ class Encoder:
                 first=first,
             )
 
+        return await self._feed(texts, characters, tokenise, item)
+
+    async def _feed(
+        self,
+        texts: Sequence[Any],
+        characters: int,
+        tokenise: Callable[[Sequence[str], int], Awaitable[list[TokenizedText]]] | None,
+        item: Callable[[list[int]], EncoderInput],
+    ) -> tuple[list[Floats], int, tuple[int, ...]]:
         rows, tokens = await self._feeder.feed(
             texts, characters, tokenise, lambda text: item(text.ids)
         )
         truncated = tuple(place for place, text in enumerate(tokens) if text.truncated)
         return rows, sum(text.count for text in tokens), truncated
+
+    @property
+    def tokenizer_folder(self) -> Path | None:
+        """The folder of its ``tokenizer.json``, from which other processes read the same."""
+        return self._tokenizer.folder
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return the character span of each token of ``text``, special tokens left out.

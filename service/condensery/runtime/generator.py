@@ -28,9 +28,9 @@ from condensery.question import (
     Sampling,
     TokenLogprob,
 )
-from condensery.request_context import RequestContext, current_request
+from condensery.request_context import RequestContext, current_request, loop_deadline
 from condensery.runtime.engine import Engine
-from condensery.runtime.queue import BatchLimits, loop_deadline
+from condensery.runtime.queue import BatchLimits
 from condensery.runtime.scheduler import GeneratorLimits, KVCacheConfig, kv_cache_config
 from condensery.runtime.sequence import GenerationRequest, Sequence, TokenEvent
 from condensery.runtime.workers import Workers

@@ -291,13 +291,6 @@ class FairQueue(Generic[Item, Result]):
         return taken
 
 
-def loop_deadline(call: RequestContext) -> float | None:
-    """Return a call's deadline in the running loop's own time; None if it has none."""
-    if math.isinf(call.deadline):
-        return None
-    return asyncio.get_running_loop().time() + call.seconds_left
-
-
 def call_in_loop(
     loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object
 ) -> None:

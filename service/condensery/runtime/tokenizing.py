@@ -1,28 +1,17 @@
-"""Texts to token ids, limits checked, cut to length, off the event loop; and on to a batcher.
-
-A long list is tokenised part by part, so that its first texts run while the last are tokenised.
-"""
+"""Texts to token ids, limits checked, cut to length, off the event loop. No torch."""
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import Tokenizer
 
 from condensery.errors import CorruptModel, InputError, shorten
-from condensery.request_context import current_request
-from condensery.runtime.batcher import Batcher, CostedItems
-from condensery.runtime.queue import NO_METRICS, Item, Result
 from condensery.values import TextToken, TruncationDirection, fill_prompt
-
-if TYPE_CHECKING:
-    from condensery.metrics import Metrics
-
 
 Returned = TypeVar("Returned")
 
@@ -32,9 +21,6 @@ MAX_CHARACTERS_PER_TOKEN = 250
 # A long text is cut to this many characters a token before it is tokenised (prose has 4 to 5):
 # else a text 50 times too long takes 50 times the work, only to be thrown away.
 CUT_CHARACTERS_PER_TOKEN = 8
-# A longer list is tokenised in parts, so that the device starts on the first while the rest is
-# read, and nobody waits for a long list to be tokenised.
-PART_TEXTS = 64
 # About what prose has; a request's cost is guessed by it before it is tokenised.
 TYPICAL_CHARACTERS_PER_TOKEN = 4
 # Fewer characters than this are tokenised in the loop itself: a hop to a thread and back takes
@@ -76,7 +62,12 @@ class TextTokenizer:
     Args:
         max_tokens: Longest sequence, tokens, special ones included.
         threads: Where longer texts are tokenised; shared between models. None makes two.
+
+    Attributes:
+        folder: That it was read from, if it was.
     """
+
+    folder: Path | None = None
 
     def __init__(
         self, tokenizer: Tokenizer, max_tokens: int, threads: ThreadPoolExecutor | None = None
@@ -105,7 +96,9 @@ class TextTokenizer:
             tokenizer = Tokenizer.from_file(str(path / TOKENIZER))
         except Exception as error:  # tokenizers raises bare Exception
             raise CorruptModel(f"{path.name}: {TOKENIZER} can't be read: {error}") from error
-        return cls(tokenizer, max_tokens, threads)
+        made = cls(tokenizer, max_tokens, threads)
+        made.folder = path
+        return made
 
     @property
     def max_characters(self) -> int:
@@ -308,62 +301,3 @@ def _check_unicode(text: str, where: str) -> None:
             field=where,
             value=repr(text[error.start]),
         ) from None
-
-
-Tokenised = TypeVar("Tokenised", bound=TokenizedText)
-
-
-class BatchFeeder(Generic[Item, Result]):
-    """Tokenises a model's inputs, hands them to the model's batcher, and counts them."""
-
-    def __init__(
-        self,
-        batcher: Batcher[Item, Result],
-        model: str,
-        metrics: "Metrics | None",
-        extra_tokens: int = 0,
-    ) -> None:
-        self._batcher = batcher
-        self._model = model
-        self._extra = extra_tokens  # which the network puts to each input: work, but no text
-        self._metrics: Metrics = metrics or NO_METRICS
-
-    async def feed(
-        self,
-        inputs: Sequence[Any],
-        characters: int,
-        tokenise: Callable[[Sequence[Any], int], Awaitable[list[Tokenised]]],
-        item: Callable[[Tokenised], Item],
-    ) -> tuple[list[Result], list[Tokenised]]:
-        """Run every input; returns the results and the tokens, in order.
-
-        Args:
-            tokenise: Given some of the inputs, and the place of the first one.
-            item: What the batcher takes, of one that is tokenised.
-
-        Raises:
-            InputError: As ``tokenise``.
-            ModelFault, Overloaded, DeadlineExceeded, Unavailable: As the batcher.
-        """
-        tokens: list[Tokenised] = []
-        stats = current_request().stats
-        stats.characters += characters
-        stats.inputs += len(inputs)
-
-        async def parts() -> AsyncGenerator[CostedItems[Item], None]:
-            for start in range(0, len(inputs), PART_TEXTS):
-                began = time.perf_counter()
-                with self._metrics.stage(self._model, "tokenize"):
-                    part = await tokenise(inputs[start : start + PART_TEXTS], start)
-                stats.tokenizing += time.perf_counter() - began
-                tokens.extend(part)
-                counts = [text.count for text in part]
-                stats.tokens += sum(counts)
-                yield [item(text) for text in part], [count + self._extra for count in counts]
-
-        cost = characters // TYPICAL_CHARACTERS_PER_TOKEN + (2 + self._extra) * len(inputs)
-        rows = await self._batcher.submit_parts(parts(), len(inputs), cost)
-        count, truncated = sum(t.count for t in tokens), sum(t.truncated for t in tokens)
-        self._metrics.input_tokens.labels(self._model).inc(count)
-        self._metrics.truncated_inputs.labels(self._model).inc(truncated)
-        return rows, tokens

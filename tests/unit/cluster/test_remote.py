@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from condensery.cluster.calling import Remote, ReplicaLost
 from condensery.cluster.messages import COUNTED, NOT_ADDED, SHOWN, Call, ModelId, Reply
-from condensery.cluster.remote import Remote, RemoteEncoder, RemotePair, ReplicaLost, remote_model
+from condensery.cluster.remote import RemoteEncoder, RemotePair, remote_model
 from condensery.cluster.replica import Replica
 from condensery.errors import (
     CondenseryError,

@@ -18,7 +18,7 @@ from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.tokenizing import PART_TEXTS
+from condensery.runtime.feeding import PART_TEXTS
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 

@@ -8,8 +8,8 @@ from tests.unit.runtime.conftest import submit
 
 from condensery.errors import Overloaded
 from condensery.runtime.batcher import Batcher
+from condensery.runtime.feeding import BatchFeeder
 from condensery.runtime.queue import BatchLimits
-from condensery.runtime.tokenizing import BatchFeeder
 from condensery.runtime.workers import Workers
 
 WAIT = 30.0  # for what must happen, however busy the machine is

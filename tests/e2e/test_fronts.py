@@ -1,0 +1,242 @@
+"""Front processes: what they answer themselves and what they pass on, and what outlives a kill."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.conftest import serving
+from tests.e2e.conftest import CONDENSERY, Own
+
+FRONTS = 2
+Serve = Callable[..., Own]
+
+
+@pytest.fixture(scope="module")
+def server(store_with_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("fronts")
+    with serving(store_with_pair, folder, "--front-processes", str(FRONTS)) as server:
+        yield server
+
+
+def fronts_of(pid: int) -> list[int]:
+    """The front processes of a server."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        int(child)
+        for child in children
+        if b"condensery.fronts.front" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def read_metric(url: str, name: str, **labels: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def ask_each(url: str, wanted: int = FRONTS) -> list[httpx.Response]:
+    """Ask on new connections, among which the system shares out the front processes."""
+    return [httpx.post(f"{url}/embed", json={"inputs": "a text"}) for _ in range(8 * wanted)]
+
+
+def test_every_request_is_counted_once_whoever_served_it(server: Any) -> None:
+    labels = {"task": "embed", "code": "ok", "protocol": "rest"}
+    name = "condensery_requests_total"
+    before = read_metric(server.url, name, **labels)
+    replies = ask_each(server.url)
+    assert {reply.status_code for reply in replies} == {200}
+    assert len({reply.text for reply in replies}) == 1
+    assert read_metric(server.url, name, **labels) - before == len(replies)
+    assert read_metric(server.url, "condensery_front_processes") == FRONTS
+
+
+def test_what_a_front_does_not_know_the_engine_refuses_in_its_own_words(server: Any) -> None:
+    before = read_metric(server.url, "condensery_requests_total", model="unknown")
+    reply = httpx.post(
+        f"{server.url}/v1/embeddings", json={"model": "nobody", "input": ["a" * 100_000]}
+    )
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "model_not_found"
+    assert "minilm-l6" in reply.json()["error"]["message"]
+    after = read_metric(server.url, "condensery_requests_total", model="unknown")
+    assert after - before == 1
+
+
+def test_a_reply_that_was_passed_on_has_each_header_once(server: Any) -> None:
+    reply = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "mine"})
+    names = [name.lower() for name, _ in reply.headers.raw]
+    assert len(names) == len(set(names))
+    assert reply.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/indexes"])
+def test_a_caller_cannot_say_where_a_request_came_from(server: Any, path: str) -> None:
+    forged = '{"server": ["evil.example", 80], "peer": ["127.0.0.1", 1], "client": ["1.2.3.4", 1]}'
+    reply = httpx.post(
+        f"{server.url}{path}",
+        json={"inputs": "a"},
+        headers={"host": "evil.example", "x-condensery-front": forged},
+    )
+    assert reply.status_code == 403
+    assert "evil.example" in reply.text
+
+
+def test_an_answer_is_streamed_through(server: Any) -> None:
+    body = {"query": "Who?", "documents": ["Ada wrote it."] * 4, "stream": True, "max_tokens": 64}
+    with httpx.stream("POST", f"{server.url}/v1/rag/answer", json=body, timeout=60) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        pieces = list(reply.iter_raw())
+    assert len(pieces) > 1
+    assert b"".join(pieces).rstrip().endswith(b"[DONE]")
+
+
+def test_models_and_aliases_change_for_all_of_them(server: Any) -> None:
+    def served(alias: str) -> set[int]:
+        return {
+            httpx.post(
+                f"{server.url}/v1/embeddings", json={"model": alias, "input": "a"}
+            ).status_code
+            for _ in range(8 * FRONTS)
+        }
+
+    assert served("other") == {404}
+    set_aliases = f"{server.url}/v1/models/aliases"
+    assert httpx.post(set_aliases, json={"aliases": {"other": "minilm-l6"}}).status_code == 200
+    assert served("other") == {200}
+    assert httpx.post(set_aliases, json={"aliases": {"other": None}}).status_code == 200
+    assert served("other") == {404}
+
+
+def test_one_that_is_killed_is_replaced_and_what_it_counted_stays(serve: Serve) -> None:
+    own = serve("--front-processes", str(FRONTS))
+    asked = len(ask_each(own.url))
+    name, labels = "condensery_requests_total", {"task": "embed", "code": "ok"}
+    assert read_metric(own.url, name, **labels) == asked
+    first, second = fronts_of(own.process.pid)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: first not in fronts_of(own.process.pid), "it is still there")
+    # Connections that came to its place wait there for the next one: none is refused.
+    replies = [httpx.post(f"{own.url}/embed", json={"inputs": "b"}, timeout=60) for _ in range(16)]
+    assert {reply.status_code for reply in replies} == {200}
+    until(lambda: len(fronts_of(own.process.pid)) == FRONTS, "none came in its place")
+    assert second in fronts_of(own.process.pid)
+    assert "front_process_ended" in own.logged
+    assert read_metric(own.url, name, **labels) == asked + len(replies)
+
+
+@pytest.mark.slow
+def test_one_that_hangs_is_replaced(serve: Serve) -> None:
+    own = serve("--front-processes", "1")
+    (front,) = fronts_of(own.process.pid)
+    os.kill(front, signal.SIGSTOP)
+    until(lambda: "front_process_hangs" in own.logged, "nobody noticed")
+    reply = httpx.post(f"{own.url}/embed", json={"inputs": "a"}, timeout=60)
+    assert reply.status_code == 200
+    assert front not in fronts_of(own.process.pid)
+
+
+def test_without_the_engine_they_end_and_the_port_is_free(
+    serve: Serve,
+) -> None:
+    own = serve("--front-processes", str(FRONTS))
+    fronts = fronts_of(own.process.pid)
+    assert len(fronts) == FRONTS
+    own.process.kill()
+    own.process.wait()
+    until(lambda: not any(Path(f"/proc/{front}").exists() for front in fronts), "they live on")
+    address = urlsplit(own.url)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind((address.hostname, address.port))
+
+
+def test_a_second_server_does_not_share_the_port(serve: Serve, tmp_path: Path) -> None:
+    own = serve("--front-processes", str(FRONTS))
+    port = str(urlsplit(own.url).port)
+    command = [CONDENSERY, "serve", "--port", port, "--grpc-port", "0", "--front-processes", "2"]
+    command += ["--data-dir", str(tmp_path / "other")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is taken" in done.stderr
+
+
+def test_new_keys_hold_at_every_front(serve: Serve, tmp_path: Path) -> None:
+    old, new = "an-old-key-of-24-characters", "a-new-key-of-24-characters!"
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"alice admin {old}\n")
+    own = serve("--front-processes", str(FRONTS), "--keys-file", str(keys))
+
+    def statuses(key: str) -> set[int]:
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"inputs": "a"}
+        return {
+            httpx.post(f"{own.url}/embed", json=body, headers=headers).status_code
+            for _ in range(8 * FRONTS)
+        }
+
+    assert statuses(old) == {200}
+    assert statuses(new) == {401}
+    keys.write_text(f"alice admin {new}\n")
+    own.process.send_signal(signal.SIGHUP)
+    until(lambda: "keys_reloaded" in own.logged, "they were not read")
+    assert statuses(old) == {401}
+    assert statuses(new) == {200}
+
+
+def test_what_was_accepted_is_finished_and_nothing_is_lost_at_the_end(serve: Serve) -> None:
+    own = serve("--front-processes", str(FRONTS), "--settle-seconds", "1")
+    statuses: list[int] = []
+    refused = threading.Event()
+
+    def keep_asking() -> None:
+        with httpx.Client(timeout=60) as client:
+            while not refused.is_set():
+                try:
+                    reply = client.post(f"{own.url}/embed", json={"inputs": "steady"})
+                except httpx.ConnectError:  # nobody listens any more
+                    refused.set()
+                else:
+                    statuses.append(reply.status_code)
+
+    callers = [threading.Thread(target=keep_asking) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+    until(lambda: len(statuses) > 50, "nothing is answered")
+    own.process.send_signal(signal.SIGTERM)
+    assert own.process.wait(60) == 0
+    for caller in callers:
+        caller.join(60)
+    assert set(statuses) <= {200, 503}
+    faults = [line for line in own.logged.splitlines() if " error " in line]
+    assert all("code='unavailable'" in line for line in faults), faults
+
+
+def test_too_many_are_refused(tmp_path: Path) -> None:
+    command = [CONDENSERY, "serve", "--front-processes", "65", "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert (
+        "--front-processes: '65' is not allowed: it must be a whole number, 0 to 64" in done.stderr
+    )

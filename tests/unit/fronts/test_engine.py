@@ -1,0 +1,56 @@
+"""Front processes that can't begin, and the port that several share."""
+
+import asyncio
+import shutil
+import socket
+from typing import Any
+
+import pytest
+
+from condensery.api.ports import listen, listen_together
+from condensery.errors import PortTaken, StartError
+from condensery.fronts import engine
+from condensery.fronts.engine import Fronts
+from condensery.settings import Settings
+
+
+async def test_a_start_fails_once_a_front_has_ended_several_times(
+    monkeypatch: pytest.MonkeyPatch, services: Any
+) -> None:
+    monkeypatch.setattr(engine.sys, "executable", shutil.which("false"))
+    monkeypatch.setattr(engine, "FIRST_PAUSE_SECONDS", 0.01)
+    fronts = Fronts(Settings(), listen_together("127.0.0.1", 0, 1))
+    folder = fronts.path.parent
+    try:
+        fronts.begin()
+        async with asyncio.timeout(60):
+            with pytest.raises(StartError, match=r"ended 3 times before it was ready \(status 1\)"):
+                await fronts.serve(services)
+    finally:
+        await fronts.close()
+    assert not folder.exists()
+
+
+def test_the_folder_of_its_socket_is_its_owners_alone() -> None:
+    fronts = Fronts(Settings(), [])
+    try:
+        assert fronts.path.parent.stat().st_mode & 0o077 == 0
+        with fronts.listen():
+            assert fronts.path.is_socket()
+    finally:
+        asyncio.run(fronts.close())
+
+
+def test_a_port_that_is_shared_is_still_one_servers() -> None:
+    sockets = listen_together("127.0.0.1", 0, 3)
+    port = sockets[0].getsockname()[1]
+    try:
+        assert {one.getsockname()[1] for one in sockets} == {port}
+        for take in (listen, lambda host, port: listen_together(host, port, 2)):
+            with pytest.raises(PortTaken):
+                take("127.0.0.1", port)
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            pass
+    finally:
+        for one in sockets:
+            one.close()
