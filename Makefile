@@ -33,7 +33,7 @@ CALM := sed -uE \
 	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
 	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
-.PHONY: help install check test test-methods test-slow test-ray test-bench proto openapi serve load faults bench image rules release lock
+.PHONY: help install check test test-methods test-slow test-fronts test-ray test-bench proto openapi serve load faults bench image rules release lock
 
 help: ## List the chores
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
@@ -115,6 +115,10 @@ test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one th
 		-m "slow and not gpu and not alone and not ray" || status=$$?; \
 	$(BIN)/pytest --durations 5 -m "slow and alone" || status=$$?; \
 	exit $$status
+
+test-fronts: install ## The contract tests over REST, and how a server ends, with front processes (ARGS for pytest)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 --front-processes 2 \
+		-m "not slow and not gpu" -k "not grpc" tests/contract tests/e2e/test_ending.py $(ARGS)
 
 test-ray: $(VENV)/.ray ## The contract tests with models in replicas on a Ray, and replicas that go (ARGS for pytest)
 	@status=0; \

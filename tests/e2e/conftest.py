@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.conftest import wait_for
+from tests.conftest import serve_words, wait_for
 
 CONDENSERY = str(Path(sys.executable).with_name("condensery"))
 SLOW = ["a few words that take their time " * 8] * 400
@@ -78,7 +78,8 @@ def serve(store_with_pair: Path, tmp_path: Path) -> Iterator[Callable[..., Own]]
 
     def start(*flags: str) -> Own:
         log = tmp_path / f"log{len(started)}"
-        command = [CONDENSERY, "serve", "--port", "0", "--grpc-port", "0", "--no-samples"]
+        command = [CONDENSERY, *serve_words(tmp_path, None), "--port", "0", "--grpc-port", "0"]
+        command += ["--no-samples"]
         command += ["--data-dir", str(tmp_path / "data"), "--store", str(store_with_pair), *flags]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
