@@ -116,9 +116,9 @@ test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one th
 	$(BIN)/pytest --durations 5 -m "slow and alone" || status=$$?; \
 	exit $$status
 
-test-fronts: install ## The contract tests over REST, and how a server ends, with front processes (ARGS for pytest)
+test-fronts: install ## The contract tests, and how a server ends, with front processes (ARGS for pytest)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 --front-processes 2 \
-		-m "not slow and not gpu" -k "not grpc" tests/contract tests/e2e/test_ending.py $(ARGS)
+		-m "not slow and not gpu" tests/contract tests/e2e/test_ending.py $(ARGS)
 
 test-ray: $(VENV)/.ray ## The contract tests with models in replicas on a Ray, and replicas that go (ARGS for pytest)
 	@status=0; \

@@ -157,7 +157,7 @@ class Metrics:
     connections: Gauge = _gauge("condensery_connections", "Open connections of the REST port.")
     front_processes: Gauge = _gauge(
         "condensery_front_processes",
-        "Front processes that serve REST; 0 where the engine's own process does.",
+        "Front processes that serve REST and gRPC; 0 where the engine's own process does.",
     )
     cancelled: Counter = _counter(
         "condensery_cancelled_total",

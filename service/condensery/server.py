@@ -23,6 +23,7 @@ from prometheus_client import ProcessCollector
 
 import condensery
 from condensery.api.grpc.server import GrpcServer
+from condensery.api.grpc.server import start_at as start_grpc_at
 from condensery.api.grpc.server import start_server as start_grpc
 from condensery.api.ports import (
     Tls,
@@ -32,6 +33,7 @@ from condensery.api.ports import (
     limit_connections,
     listen,
     listen_together,
+    reserve_shared,
 )
 from condensery.api.rest.http import RestServer, loop_factory
 from condensery.atomic_files import PRIVATE_UMASK, make_private, umask
@@ -252,12 +254,13 @@ class Server:
         makes_key = self._read_keys()
         if settings.front_processes:
             listeners = listen_together(settings.host, settings.port, settings.front_processes)
-            self._fronts = Fronts(settings, listeners)
+            reserved = reserve_shared(settings.host, settings.grpc_port, "grpc_port")
+            self._fronts = Fronts(settings, listeners, reserved)
             stack.push_async_callback(self._fronts.close)
         else:
             listeners = [listen(settings.host, settings.port)]
             stack.callback(listeners[0].close)
-        check_free(settings.host, settings.grpc_port, "grpc_port")
+            check_free(settings.host, settings.grpc_port, "grpc_port")
         metrics = Metrics(tei=settings.tei_metrics)
         tracer = self._open_tracing(stack, metrics)
         metrics.build_info.labels(condensery.__version__).set(1)
@@ -465,13 +468,17 @@ class Server:
         tls = None
         if settings.tls_cert and settings.tls_key:
             tls = Tls(settings.tls_cert, settings.tls_key)
-        self._grpc = await start_grpc(self._services, settings.host, settings.grpc_port, tls=tls)
         max_connections = limit_connections(settings.max_connections)
         relayed: dict[str, Any] = {}
         if self._fronts is not None:
             # By them they come to this process, whose own limit is theirs together.
             relayed = {"address": listener.getsockname()[0], "wrap": RelayedApp}
             listener, tls = self._fronts.listen(), None
+            self._grpc = await start_grpc_at(self._services, f"unix:{self._fronts.grpc_path}")
+        else:
+            self._grpc = await start_grpc(
+                self._services, settings.host, settings.grpc_port, tls=tls
+            )
         if max_connections < settings.max_connections:
             self._say(
                 f"at most {max_connections} REST connections: the process may open few files "
@@ -491,7 +498,7 @@ class Server:
         await self._rest.started()
         if self._fronts is not None:
             await self._fronts.serve(self._services)
-            self._say(f"{settings.front_processes} front processes serve REST")
+            self._say(f"{settings.front_processes} front processes serve REST and gRPC")
 
     async def run(self) -> None:
         """Serve until a signal, or until something breaks that can't be mended; then end."""
@@ -533,10 +540,9 @@ class Server:
 
     async def _stop_servers(self, grace: float) -> None:
         if self._fronts is not None:  # before what serves them
-            await asyncio.gather(self._fronts.stop(grace), self._grpc.stop(grace))
-            await self._rest.stop(FATAL_GRACE_SECONDS)
-        else:
-            await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
+            await self._fronts.stop(grace)
+            grace = FATAL_GRACE_SECONDS
+        await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
 
     def _watch(self, stack: AsyncExitStack, registry: "ModelRegistry", metrics: Metrics) -> None:
         from condensery.runtime.watchdog import FAREWELL_SECONDS, Watchdog
@@ -617,7 +623,8 @@ class Server:
         url = f"{scheme}://{_in_url(host)}:{port}"
         say(f"ready in {seconds:.1f} s")
         say(f"REST on {url} (a console for browsers there; its routes at {url}/docs)")
-        say(f"gRPC on {host}:{self._grpc.port}")
+        grpc_port = self._grpc.port if self._fronts is None else self._fronts.grpc_port
+        say(f"gRPC on {host}:{grpc_port}")
         reachable = is_reachable(host)
         if not self._services.keys.open:
             say("a key is needed for everything but health checks and the console's files")
@@ -626,7 +633,7 @@ class Server:
         if reachable:
             say(
                 f"warning: gRPC does not bound its connections; if strangers reach port "
-                f"{self._grpc.port}, bound them before it, as docs/settings.md shows (Connections)"
+                f"{grpc_port}, bound them before it, as docs/settings.md shows (Connections)"
             )
         return url
 

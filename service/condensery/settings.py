@@ -130,7 +130,7 @@ class Settings(BaseModel):
     grpc_port: int = _address(8081, ge=0, le=65535)
     """gRPC port; 0 takes a free one."""
     front_processes: int = _address(0, ge=0, le=64)
-    """Processes that serve REST before the one with the models; 0: that one serves it itself."""
+    """Processes that read and write requests before that of the models; 0: that one does it."""
     trusted_proxies: str | None = _address(allowed=PROXIES_ALLOWED)
     """Proxies before the REST port, whose X-Forwarded-For tells who asks; nobody else's does."""
     cors_origin: str | None = _address(allowed=ORIGINS_ALLOWED)

@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
+import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import serving
 from tests.e2e.conftest import CONDENSERY, Own
+
+from condensery.api.grpc.health import WATCHERS_PER_ADDRESS
+from condensery.client.grpc import GrpcClient
+from condensery.errors import ModelNotFound
 
 FRONTS = 2
 Serve = Callable[..., Own]
@@ -69,6 +76,53 @@ def test_every_request_is_counted_once_whoever_served_it(server: Any) -> None:
     assert len({reply.text for reply in replies}) == 1
     assert read_metric(server.url, name, **labels) - before == len(replies)
     assert read_metric(server.url, "condensery_front_processes") == FRONTS
+
+
+def test_grpc_is_shared_out_too_and_counted_once(server: Any) -> None:
+    labels = {"task": "embed", "code": "ok", "protocol": "grpc"}
+    before = read_metric(server.url, "condensery_requests_total", **labels)
+    over_rest = httpx.post(f"{server.url}/v1/embeddings", json={"input": "a text"})
+    wanted = over_rest.json()["data"][0]["embedding"]
+    for _ in range(4 * FRONTS):  # a connection each
+        with GrpcClient(server.grpc) as client:
+            assert client.ready()
+            vectors = client.embed(["a text"])
+            np.testing.assert_allclose(vectors[0], wanted, atol=1e-6)
+            assert [index.name for index in client.list_indexes()] == ["samples"]
+    after = read_metric(server.url, "condensery_requests_total", **labels)
+    assert after - before == 4 * FRONTS
+
+
+def test_over_grpc_a_front_refuses_by_name_what_does_not_serve(server: Any) -> None:
+    with (
+        GrpcClient(server.grpc) as client,
+        pytest.raises(ModelNotFound, match=r"'nobody' does not serve; encoders that serve"),
+    ):
+        client.embed(["a"], model="nobody")
+
+
+def test_a_grpc_caller_cannot_say_who_it_is(server: Any) -> None:
+    """Watchers of health are counted by address, whatever they say theirs is."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch
+        calls = [
+            watch(
+                health_pb2.HealthCheckRequest(),
+                metadata=[("x-condensery-front", f"10.0.0.{place}")],
+                timeout=60,
+            )
+            for place in range(WATCHERS_PER_ADDRESS + 1)
+        ]
+        statuses = set()
+        for call in calls:
+            try:
+                next(iter(call))
+                statuses.add("OK")
+            except grpc.RpcError as error:
+                statuses.add(error.code().name)
+        for call in calls:
+            call.cancel()
+    assert statuses == {"OK", "RESOURCE_EXHAUSTED"}
 
 
 def test_what_a_front_does_not_know_the_engine_refuses_in_its_own_words(server: Any) -> None:
@@ -128,6 +182,20 @@ def test_models_and_aliases_change_for_all_of_them(server: Any) -> None:
     assert served("other") == {404}
 
 
+def test_watchers_of_health_do_not_hold_up_the_end(serve: Serve) -> None:
+    own = serve("--front-processes", str(FRONTS), "--settle-seconds", "0")
+    with grpc.insecure_channel(own.grpc) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+        own.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        statuses = []
+        with pytest.raises(grpc.RpcError):
+            statuses.extend(reply.status for reply in watching)
+        assert own.process.wait(60) == 0
+    assert time.monotonic() - began < 25  # and not the grace of 30
+
+
 def test_one_that_is_killed_is_replaced_and_what_it_counted_stays(serve: Serve) -> None:
     own = serve("--front-processes", str(FRONTS))
     asked = len(ask_each(own.url))
@@ -179,6 +247,11 @@ def test_a_second_server_does_not_share_the_port(serve: Serve, tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is taken" in done.stderr
+    port = own.grpc.rpartition(":")[2]
+    command[2:6] = ["--port", "0", "--grpc-port", port]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"--grpc-port: port {port} on 127.0.0.1 is taken" in done.stderr
 
 
 def test_new_keys_hold_at_every_front(serve: Serve, tmp_path: Path) -> None:

@@ -112,6 +112,18 @@ def listen_together(host: str, port: int, processes: int) -> list[socket.socket]
     return [_bind(host, port, "port", shared=True) for _ in range(processes)]
 
 
+def reserve_shared(host: str, port: int, setting: str) -> socket.socket:
+    """Bind a port on which several processes will listen, and do not listen there.
+
+    Raises:
+        PortTaken, StartError: As ``listen``.
+    """
+    first = _bind(host, port, setting)
+    port = first.getsockname()[1]
+    first.close()
+    return _bind(host, port, setting, shared=True, listens=False)
+
+
 def check_free(host: str, port: int, setting: str) -> None:
     """Check that a port that is bound later is free, before seconds are spent on loading.
 
@@ -147,7 +159,9 @@ def has_arrived(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _bind(host: str, port: int, setting: str, *, shared: bool = False) -> socket.socket:
+def _bind(
+    host: str, port: int, setting: str, *, shared: bool = False, listens: bool = True
+) -> socket.socket:
     flag = f"--{setting.replace('_', '-')}"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -164,7 +178,8 @@ def _bind(host: str, port: int, setting: str, *, shared: bool = False) -> socket
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         # Linux lets two sockets bind one port with SO_REUSEADDR until one listens.
-        listener.listen(BACKLOG)
+        if listens:
+            listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:

@@ -48,12 +48,16 @@ class EngineState:
     Attributes:
         aliases: Other names of models, those left out that carry an index.
         defaults: By role, the model that serves those who name none.
+        missing: Why none does, in the other roles.
+        refusals: Why stored models do not serve, by name.
         reason: Why the engine is ready or not, for people.
     """
 
     models: tuple[ServedModel, ...]
     aliases: Mapping[str, str]
     defaults: Mapping[ModelRole, str]
+    missing: Mapping[ModelRole, CondenseryError]
+    refusals: Mapping[str, str]
     keys: tuple[Key, ...]
     draining: bool
     refusing: bool
@@ -72,12 +76,16 @@ class Begin(NamedTuple):
 
     Attributes:
         fronts: How many there are, which share the limits that are of the whole server.
-        engine: Path of the Unix socket on which the engine serves REST.
+        rest: Path of the Unix socket on which the engine serves REST.
+        grpc: And of that on which it serves gRPC.
+        grpc_port: The port at which callers find gRPC.
     """
 
     settings: Settings
     fronts: int
-    engine: str
+    rest: str
+    grpc: str
+    grpc_port: int
     state: EngineState
 
 

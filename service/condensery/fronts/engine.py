@@ -5,7 +5,6 @@ while a process is replaced wait for the next one.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -44,7 +43,7 @@ from condensery.runtime.tokenizing import TokenizedText
 from condensery.settings import Settings
 from condensery.values import Embedded, ModelRole
 
-SOCKET = "rest.sock"
+REST_SOCKET, GRPC_SOCKET = "rest.sock", "grpc.sock"
 BACKLOG = 2048
 PING_SECONDS = 2.0
 # Without a word for this long, a front process hangs, and is replaced.
@@ -186,20 +185,26 @@ class Fronts:
 
     Args:
         listeners: The REST port, once for each process; closed with this.
+        reserved: The gRPC port, on which each listens by itself; closed with this.
 
     Attributes:
-        path: Of the Unix socket by which they pass requests on to this process.
+        grpc_path: Of the Unix socket by which they pass calls on to this process.
+        grpc_port: Where callers find gRPC.
         samples: What they count.
         begin_message: What each begins with; None until there is anything to serve.
         stopping: Whether those that end are not replaced.
     """
 
-    def __init__(self, settings: Settings, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, settings: Settings, listeners: Sequence[socket.socket], reserved: socket.socket
+    ) -> None:
         self._settings = settings
         self._listeners = listeners
+        self._reserved = reserved
+        self.grpc_port: int = reserved.getsockname()[1]
         # For its owner alone: a socket in a folder of others' could be anybody's to reach.
         self._folder = Path(tempfile.mkdtemp(prefix="condensery-"))
-        self.path = self._folder / SOCKET
+        self._rest_path, self.grpc_path = self._folder / REST_SOCKET, self._folder / GRPC_SOCKET
         self.samples = OtherProcesses(lambda name: name != CONNECTIONS)
         self.begin_message: Begin | None = None
         self.stopping = False
@@ -213,9 +218,9 @@ class Fronts:
             front.begin()
 
     def listen(self) -> socket.socket:
-        """Return the socket on which this process serves what they pass on."""
+        """Return the socket on which this process serves the requests that they pass on."""
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self.path))
+        listener.bind(str(self._rest_path))
         listener.listen(BACKLOG)
         listener.setblocking(False)
         return listener
@@ -233,7 +238,14 @@ class Fronts:
         services.registry.watch(self.tell)
         services.health.watch(lambda ready: self.tell())
         state = self._state()
-        self.begin_message = Begin(self._settings, len(self._fronts), str(self.path), state)
+        self.begin_message = Begin(
+            self._settings,
+            len(self._fronts),
+            str(self._rest_path),
+            str(self.grpc_path),
+            self.grpc_port,
+            state,
+        )
         for front in self._fronts:
             front.welcome(self.begin_message)
         for front in self._fronts:
@@ -271,7 +283,7 @@ class Fronts:
         for front in self._fronts:
             front.kill()
         await asyncio.gather(*(front.end(0) for front in self._fronts))
-        for listener in self._listeners:
+        for listener in (*self._listeners, self._reserved):
             listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -339,13 +351,18 @@ class Fronts:
             "reranker": registry.scorer,
             "classifier": registry.classifier,
         }
+        missing: dict[ModelRole, CondenseryError] = {}
         for role, find in finders.items():
-            with contextlib.suppress(CondenseryError):  # none serves
+            try:
                 defaults[role] = find().info.name
+            except CondenseryError as error:
+                missing[role] = plain_error(error)
         return EngineState(
             tuple(models),
             {name: aliases.resolve(name) for name in aliases.targets if not aliases.index_of(name)},
             defaults,
+            missing,
+            dict(registry.refusals()),
             self._services.keys.known,
             health.draining,
             health.refusing,

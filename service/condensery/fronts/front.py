@@ -12,14 +12,17 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from typing import Any, cast
 
+from condensery.api.grpc.server import GrpcServer, join_address, start_at
 from condensery.api.ports import Tls, limit_connections
 from condensery.api.rest.http import RestServer, loop_factory
 from condensery.auth import Keys
 from condensery.cluster.calling import ReplicaLost
 from condensery.cluster.messages import Call, ModelId, Reply
 from condensery.errors import CondenseryError
+from condensery.fronts.calls import EngineCalls
 from condensery.fronts.channel import (
     Answered,
     Asked,
@@ -34,7 +37,7 @@ from condensery.fronts.channel import (
     Ready,
     Stop,
 )
-from condensery.fronts.registry import FrontRegistry, NothingHere
+from condensery.fronts.registry import FrontRegistry, NothingHere, RefusingRegistry
 from condensery.fronts.relay import FrontApp
 from condensery.jobs.services import Admission, Health, RequestLimits, Services
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
@@ -66,6 +69,7 @@ class FrontProcess:
         self._keys = Keys()
         self._metrics: Metrics
         self._rest: RestServer | None = None
+        self._grpc: GrpcServer | None = None
 
     async def run(self, channel: socket.socket) -> None:
         """Begin when the engine says so, and serve until it says otherwise."""
@@ -80,8 +84,8 @@ class FrontProcess:
         if target is not None:
             tracing = open_tracing(target, self._metrics, asked=settings.otlp_endpoint is not None)
         try:
-            self._rest = self._serve(begin, tracing)
-            await self._rest.started()
+            services = self._make_services(begin, tracing)
+            self._rest, self._grpc = rest, grpc = await self._listen(begin, services)
         except (CondenseryError, OSError) as error:
             self._channel.send(Broken(str(error)))
             await self._ending
@@ -90,25 +94,27 @@ class FrontProcess:
         gc.freeze()  # what is there now stays: a look through it would stop every request
         self._channel.send(Ready())
         grace = await self._ending
-        await self._rest.stop(grace)
+        await asyncio.gather(rest.stop(grace), grpc.stop(grace))
         if tracing is not None:
             await tracing.close(TRACES_SECONDS)
         self._channel.send(Pong(self._samples()))
         self._channel.close()
 
-    def _serve(self, begin: Begin, tracer: Any) -> RestServer:
-        settings, share = begin.settings, 1 / begin.fronts
-        limits = RequestLimits.of(settings)
+    def _make_services(self, begin: Begin, tracer: Any) -> Services:
+        settings = begin.settings
         # Requests are counted by the engine, for all front processes; bytes lie here.
-        most = max(settings.max_body_bytes, math.ceil(settings.max_inflight_bytes * share))
+        share = math.ceil(settings.max_inflight_bytes / begin.fronts)
+        most = max(settings.max_body_bytes, share)
         nothing: Any = NothingHere()
-        services = Services(
+        self._take(begin.state)
+        self._health.start()
+        return Services(
             registry=cast(Any, self._registry),
             indexes=nothing,
             contexts=nothing,
             uploads=nothing,
             metrics=self._metrics,
-            limits=limits,
+            limits=RequestLimits.of(settings),
             health=self._health,
             admission=Admission(settings.max_requests, most, self._metrics),
             keys=self._keys,
@@ -116,22 +122,32 @@ class FrontProcess:
             slow=SlowRequests(settings.slow_ms),
             tracer=tracer,
         )
-        self._take(begin.state)
-        self._health.start()
+
+    async def _listen(self, begin: Begin, services: Services) -> tuple[RestServer, GrpcServer]:
+        settings = begin.settings
         tls = None
         if settings.tls_cert and settings.tls_key:
             tls = Tls(settings.tls_cert, settings.tls_key)
-        return RestServer(
+        grpc = await start_at(
+            replace(services, registry=cast(Any, RefusingRegistry(self._registry))),
+            join_address(settings.host, begin.grpc_port),
+            tls=tls,
+            shared=True,
+            others=EngineCalls(begin.grpc),
+        )
+        rest = RestServer(
             services,
             self._listener,
             tls=tls,
-            max_connections=limit_connections(math.ceil(settings.max_connections * share)),
+            max_connections=limit_connections(math.ceil(settings.max_connections / begin.fronts)),
             trusted_proxies=settings.trusted_proxies,
             cors_origin=settings.cors_origin,
             allowed_hosts=settings.allowed_hosts,
             host=settings.host,
-            wrap=lambda own: FrontApp(own, begin.engine, self._health),
+            wrap=lambda own: FrontApp(own, begin.rest, self._health),
         )
+        await rest.started()
+        return rest, grpc
 
     # Of the engine's models, by ``Remote``
 
@@ -177,8 +193,9 @@ class FrontProcess:
                 if not self._ending.done():
                     self._ending.set_result(grace)
             case Hurry():
-                if self._rest is not None:
+                if self._rest is not None and self._grpc is not None:
                     self._rest.hurry()
+                    self._hurrying = asyncio.create_task(self._grpc.stop(0))
 
     def _take(self, state: EngineState) -> None:
         self._registry.update(state, self._metrics)

@@ -5,12 +5,12 @@ engine's process, whose answer is right by definition.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from condensery.cluster.calling import Remote, Replicas
-from condensery.errors import CorruptModel
+from condensery.errors import CondenseryError, CorruptModel, ModelCannot, ModelNotFound, shorten
 from condensery.fronts.channel import EngineState, OtherVersion, ServedModel
 from condensery.metrics import Metrics
 from condensery.request_context import current_request
@@ -125,6 +125,8 @@ class FrontRegistry(NothingHere):
         self._models: dict[str, FrontModel] = {}
         self._aliases: Mapping[str, str] = {}
         self._defaults: Mapping[ModelRole, str] = {}
+        self._missing: Mapping[ModelRole, CondenseryError] = {}
+        self._refusals: Mapping[str, str] = {}
         self._threads = ThreadPoolExecutor(1, "tokenizers")
 
     def update(self, state: EngineState, metrics: Metrics) -> None:
@@ -140,6 +142,7 @@ class FrontRegistry(NothingHere):
             models[served.info.name] = model
         self._models = models
         self._aliases, self._defaults = state.aliases, state.defaults
+        self._missing, self._refusals = state.missing, state.refusals
 
     def encoder(self, name: str | None = None) -> FrontModel:
         """Return the encoder; None is the default one. Raises NotHere."""
@@ -161,12 +164,67 @@ class FrontRegistry(NothingHere):
             if not roles or model.roles.intersection(roles)
         ]
 
+    def explain(self, name: str | None, role: ModelRole) -> CondenseryError:
+        """Return the error of a model that does not serve in a role, by what the engine told."""
+        if name is None:
+            told = self._missing[role]
+            return type(told)(told.message, field=told.field, value=told.value)
+        wanted = self._aliases.get(name, name)
+        error, reason = ModelNotFound, "does not serve"
+        if wanted in self._models:
+            error, reason = ModelCannot, f"is no {role}"
+        elif wanted in self._refusals:
+            reason = f"was refused: {self._refusals[wanted]}"
+        elif wanted in (told.value for told in self._missing.values()):
+            reason = "was unloaded"
+        serving = sorted(info.name for info in self.models(role))
+        return error(
+            f"model {shorten(name)} {reason}; {role}s that serve: {serving}",
+            field="model",
+            value=name,
+        )
+
     def _find(self, name: str | None, role: ModelRole) -> FrontModel:
         wanted = self._defaults.get(role, "") if name is None else self._aliases.get(name, name)
         model = self._models.get(wanted)
         if model is None or role not in model.roles:
             raise NotHere(role)  # the engine has the words for it
         return model
+
+
+class RefusingRegistry:
+    """The same models for a door that can't pass on what it has read: it refuses what is not here.
+
+    Args:
+        registry: Kept up to date by who made it.
+    """
+
+    def __init__(self, registry: FrontRegistry) -> None:
+        self._registry = registry
+        self.models = registry.models
+
+    def encoder(self, name: str | None = None) -> FrontModel:
+        """Return the encoder; None is the default one. Raises ModelNotFound."""
+        return self._find(self._registry.encoder, name, "encoder")
+
+    def scorer(self, name: str | None = None) -> FrontModel:
+        """Return what reranks. Raises ModelNotFound."""
+        return self._find(self._registry.scorer, name, "reranker")
+
+    def classifier(self, name: str | None = None) -> FrontModel:
+        """Return what classifies. Raises ModelNotFound."""
+        return self._find(self._registry.classifier, name, "classifier")
+
+    def _find(
+        self, find: Callable[[str | None], FrontModel], name: str | None, role: ModelRole
+    ) -> FrontModel:
+        try:
+            return find(name)
+        except NotHere:
+            raise self._registry.explain(name, role) from None
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotHere(name)
 
 
 def _read_tokenizer(model: FrontModel) -> None:

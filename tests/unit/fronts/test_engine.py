@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from condensery.api.ports import listen, listen_together
+from condensery.api.ports import listen, listen_together, reserve_shared
 from condensery.errors import PortTaken, StartError
 from condensery.fronts import engine
 from condensery.fronts.engine import Fronts
@@ -19,8 +19,10 @@ async def test_a_start_fails_once_a_front_has_ended_several_times(
 ) -> None:
     monkeypatch.setattr(engine.sys, "executable", shutil.which("false"))
     monkeypatch.setattr(engine, "FIRST_PAUSE_SECONDS", 0.01)
-    fronts = Fronts(Settings(), listen_together("127.0.0.1", 0, 1))
-    folder = fronts.path.parent
+    fronts = Fronts(
+        Settings(), listen_together("127.0.0.1", 0, 1), reserve_shared("127.0.0.1", 0, "grpc_port")
+    )
+    folder = fronts.grpc_path.parent
     try:
         fronts.begin()
         async with asyncio.timeout(60):
@@ -32,11 +34,12 @@ async def test_a_start_fails_once_a_front_has_ended_several_times(
 
 
 def test_the_folder_of_its_socket_is_its_owners_alone() -> None:
-    fronts = Fronts(Settings(), [])
+    fronts = Fronts(Settings(), [], reserve_shared("127.0.0.1", 0, "grpc_port"))
     try:
-        assert fronts.path.parent.stat().st_mode & 0o077 == 0
+        folder = fronts.grpc_path.parent
+        assert folder.stat().st_mode & 0o077 == 0
         with fronts.listen():
-            assert fronts.path.is_socket()
+            assert [path.is_socket() for path in folder.iterdir()] == [True]
     finally:
         asyncio.run(fronts.close())
 

@@ -1,6 +1,7 @@
 """What a front process knows of the engine's models, and what it leaves to the engine."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from condensery.cluster.messages import Call, ModelId, Reply
-from condensery.errors import DeadlineExceeded, InputError
+from condensery.errors import DeadlineExceeded, InputError, ModelCannot, ModelNotFound
 from condensery.fronts.channel import EngineState, OtherVersion, ServedModel
-from condensery.fronts.registry import FrontRegistry, NotHere
+from condensery.fronts.registry import FrontRegistry, NotHere, RefusingRegistry
 from condensery.metrics import Metrics
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.tokenizing import TOKENIZER
@@ -62,7 +63,9 @@ def state(*models: ServedModel) -> EngineState:
     return EngineState(
         models=models,
         aliases={"other": "small"},
-        defaults={"encoder": "small", "reranker": "judge", "classifier": "judge"},
+        defaults={"encoder": "small", "classifier": "judge"},
+        missing={"reranker": ModelNotFound("'gone' was unloaded", field="model", value="gone")},
+        refusals={"broken": "a file is damaged"},
         keys=(),
         draining=False,
         refusing=False,
@@ -91,7 +94,7 @@ async def test_models_are_found_by_name_alias_and_role_and_called_by_their_own_n
     assert engine.calls[0].args == (["a"],)
     options = {"normalize": None, "dimensions": None, "prompt": "q: ", "field": "inputs"}
     assert engine.calls[0].options == options
-    assert found.scorer().info.name == found.classifier("judge").info.name == "judge"
+    assert found.scorer("judge").info.name == found.classifier().info.name == "judge"
     assert [info.name for info in found.models("encoder")] == ["small"]
     assert [info.name for info in found.models()] == ["small", "judge"]
 
@@ -203,3 +206,31 @@ async def test_a_model_that_stays_keeps_its_tokenizer(words: Path) -> None:
     kept = found.encoder()
     found.update(state(served("small", "encoder", tokenizer=words)), Metrics())
     assert found.encoder() is kept
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("nobody", ModelNotFound, "model 'nobody' does not serve; encoders that serve: ['small']"),
+        ("judge", ModelCannot, "model 'judge' is no encoder"),
+        ("broken", ModelNotFound, "was refused: a file is damaged"),
+    ],
+)
+def test_a_door_that_cannot_pass_on_refuses_by_name(
+    name: str, kind: type[Exception], words: str
+) -> None:
+    refusing = RefusingRegistry(registry(Engine(Reply())))
+    assert refusing.encoder("other").info.name == "small"
+    assert [info.name for info in refusing.models("encoder")] == ["small"]
+    with pytest.raises(kind, match=re.escape(words)) as refused:
+        refusing.encoder(name)
+    assert type(refused.value) is kind
+
+
+def test_a_default_that_does_not_serve_is_told_as_the_engine_told_it() -> None:
+    refusing = RefusingRegistry(registry(Engine(Reply())))
+    for _ in range(2):
+        with pytest.raises(ModelNotFound, match=r"^'gone' was unloaded$"):
+            refusing.scorer()
+    with pytest.raises(ModelNotFound, match="model 'gone' was unloaded; rerankers that serve"):
+        refusing.scorer("gone")

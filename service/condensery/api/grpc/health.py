@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from condensery.api.grpc.errors import CallContext, abort_with_error
-from condensery.api.grpc.streaming import MessageReaders, peer_host
+from condensery.api.grpc.streaming import MessageReaders, caller_host
 from condensery.auth import read_request_id
 from condensery.errors import CondenseryError, Overloaded, shorten
 
@@ -181,7 +181,7 @@ class HealthService:
 
 def _client_address(context: CallContext) -> str:
     """Return a caller's address; of IPv6 the first half, since callers choose the other."""
-    host = peer_host(context.peer())
+    host = caller_host(context)
     try:
         address = ip_address(host)
     except ValueError:  # a socket of the file system

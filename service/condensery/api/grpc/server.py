@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf import descriptor_pool, text_format
@@ -32,6 +32,7 @@ from condensery.api.grpc.streaming import (
     Metadata,
     OpenStreams,
     begin_trace,
+    caller_host,
     check_size,
     count_call,
     end_trace,
@@ -39,7 +40,6 @@ from condensery.api.grpc.streaming import (
     find_metadata,
     metadata_bytes,
     parse_message,
-    peer_host,
     read_deadline,
     run_in_time,
     serve_stream,
@@ -171,6 +171,30 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             raise Unavailable(f"The server takes no new requests: {health.reason}.")
 
 
+class HealthEnd(Protocol):
+    """What tells watchers of health that the server is about to end, and ends their calls."""
+
+    def close(self) -> None:
+        """Be ready no more; watchers are notified."""
+        ...
+
+    def end(self) -> None:
+        """End the calls of watchers, since the server stops."""
+        ...
+
+
+class OtherCalls(HealthEnd, Protocol):
+    """Serves what a process leaves to another one: all that its server has no method for."""
+
+    def leaves(self, method: RpcMethod[Any]) -> bool:
+        """Whether a method is served here."""
+        ...
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what serves every other path."""
+        ...
+
+
 class GrpcServer:
     """A running server, listening at ``port``; made by ``start_server``."""
 
@@ -179,7 +203,7 @@ class GrpcServer:
         server: grpc.aio.Server,
         port: int,
         guard: AuthInterceptor,
-        checks: health.HealthService,
+        checks: HealthEnd,
         streams: OpenStreams,
     ) -> None:
         self.port = port
@@ -221,6 +245,32 @@ async def start_server(
         SettingError: The certificate or its key can't be used.
         StartError: The host is no address of this machine.
     """
+    check_free(host, port, "grpc_port")  # gRPC itself would log an alarm of its own
+    return await start_at(services, join_address(host, port), tls=tls)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return an address as gRPC has it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def start_at(
+    services: Services,
+    address: str,
+    *,
+    tls: Tls | None = None,
+    shared: bool = False,
+    others: "OtherCalls | None" = None,
+) -> GrpcServer:
+    """Start listening at an address as gRPC has it, a path after ``unix:`` too.
+
+    Args:
+        shared: Whether other processes listen there, among which the system shares out clients.
+        others: Serves all but the methods that it leaves to ``services``, health too.
+
+    Raises:
+        SettingError, StartError: As ``start_server``.
+    """
     credentials = None if tls is None else _read_credentials(tls)
     by_path = {method.path: method for method in ALL_METHODS}
     sizes = services.admission.max_bytes, _max_message_bytes(services.limits)
@@ -228,7 +278,7 @@ async def start_server(
     streams = OpenStreams(readers.limit)
     guard = AuthInterceptor(services, by_path, health.HEALTH_PATHS)
     server = grpc.aio.server(
-        options=_server_options(services.limits),
+        options=_server_options(services.limits, shared=shared),
         interceptors=(guard,),
         maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS + health.HEALTH_CALLS,
     )
@@ -239,20 +289,17 @@ async def start_server(
             method.name: make_handler(services, method, readers, streams)
             for method in ALL_METHODS
             if method.service_name == service.full_name
+            and (others is None or others.leaves(method))
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service.full_name, handlers),)
         )
-    checks = health.HealthService(
-        _make_serving_check(services, names), MessageReaders(*sizes, streaming.HEALTH_READ_SECONDS)
-    )
-    checks.set_ready(services.health.ready)
-    services.health.watch(checks.set_ready)
-    services.registry.watch(checks.notify)
-    server.add_generic_rpc_handlers((checks.handler(),))
-    server.add_generic_rpc_handlers(_make_reflection((*names, health.HEALTH_SERVICE)))
-    check_free(host, port, "grpc_port")  # gRPC itself would log an alarm of its own
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if others is None:
+        checks: HealthEnd = _add_health(server, services, names, sizes)
+        server.add_generic_rpc_handlers(_make_reflection((*names, health.HEALTH_SERVICE)))
+    else:
+        checks = others
+        server.add_generic_rpc_handlers((others.handler(),))
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
@@ -262,6 +309,19 @@ async def start_server(
         raise StartError(f"--grpc-port: gRPC can't listen on {address}.", field="host") from error
     await server.start()
     return GrpcServer(server, bound, guard, checks, streams)
+
+
+def _add_health(
+    server: grpc.aio.Server, services: Services, names: Collection[str], sizes: tuple[int, int]
+) -> health.HealthService:
+    checks = health.HealthService(
+        _make_serving_check(services, names), MessageReaders(*sizes, streaming.HEALTH_READ_SECONDS)
+    )
+    checks.set_ready(services.health.ready)
+    services.health.watch(checks.set_ready)
+    services.registry.watch(checks.notify)
+    server.add_generic_rpc_handlers((checks.handler(),))
+    return checks
 
 
 def _make_serving_check(services: Services, names: Collection[str]) -> Callable[[str], bool | None]:
@@ -323,10 +383,10 @@ def _max_message_bytes(limits: RequestLimits) -> int:
     return MESSAGE_FACTOR * limits.max_body_bytes + 2**20
 
 
-def _server_options(limits: RequestLimits) -> list[tuple[str, Any]]:
+def _server_options(limits: RequestLimits, *, shared: bool) -> list[tuple[str, Any]]:
     metadata = METADATA_FACTOR * limits.max_header_bytes
     return [
-        ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
+        ("grpc.so_reuseport", int(shared)),  # else a second server would share the port unnoticed
         ("grpc.max_receive_message_length", _max_message_bytes(limits)),
         ("grpc.max_send_message_length", -1),
         # Between the two, gRPC refuses at random, the more the larger.
@@ -363,7 +423,7 @@ def make_handler(
         metadata: Metadata = context.invocation_metadata() or ()
         request_context = RequestContext(
             request_id=read_request_id(find_metadata(metadata, "x-request-id")),
-            caller=_caller_name.get() or peer_host(context.peer()),
+            caller=_caller_name.get() or caller_host(context),
             deadline=started + services.limits.request_seconds,
             started=started,
         )

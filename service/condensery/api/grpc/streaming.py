@@ -71,6 +71,21 @@ def peer_host(peer: str) -> str:
     return unquote(address).rpartition(":")[0].strip("[]")
 
 
+# What a front process puts to a call that it passes on, and drops from what callers send.
+FRONT_METADATA = "x-condensery-front"
+
+
+def caller_host(context: CallContext) -> str:
+    """Return the address of a call's client, without its port.
+
+    Over a Unix socket, which nobody else can reach, it is a front process that says so.
+    """
+    peer = str(context.peer())
+    if peer.startswith("unix:"):
+        return find_metadata(context.invocation_metadata() or (), FRONT_METADATA) or peer
+    return peer_host(peer)
+
+
 # Messages that are being read, were each as large as the transport accepts, may have this many
 # times the bytes that admission accepts, since most are a thousandth of that; but never fewer than
 # MIN_READERS are read at once.
