@@ -540,6 +540,7 @@ class Server:
 
     async def _stop_servers(self, grace: float) -> None:
         if self._fronts is not None:  # before what serves them
+            self._grpc.close_streams()  # of which those that they pass on are some
             await self._fronts.stop(grace)
             grace = FATAL_GRACE_SECONDS
         await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
@@ -610,9 +611,9 @@ class Server:
             except CondenseryError as error:
                 _log.error("keys_not_reloaded", extra={"reason": error.message})
             else:
-                _log.info("keys_reloaded")
                 if self._fronts is not None:
                     self._fronts.tell()
+                _log.info("keys_reloaded")
 
         self._signals.on_hangup(again)
 

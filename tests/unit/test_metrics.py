@@ -5,7 +5,7 @@ import math
 import shutil
 from pathlib import Path
 
-from condensery.metrics import Metrics, watch_disk
+from condensery.metrics import Metrics, OtherProcesses, watch_disk
 
 # Label sets by metric; what is told of a model at its start or of an index is not among them.
 STAGES = ("queue", "forward", "compress", "generate")
@@ -79,3 +79,29 @@ def test_a_scrape_tells_the_disk_and_a_folder_that_is_gone_fails_none(tmp_path: 
     assert 0 < read("free") <= read("total")
     folder.rmdir()
     assert math.isnan(read("free"))
+
+
+def test_what_another_process_counted_stays_when_it_is_gone() -> None:
+    metrics = Metrics(tei=False)
+    others = OtherProcesses(lambda name: name != "condensery_connections")
+    metrics.registry.others = others.total
+    label = {"reason": "bytes"}
+    rejected = "condensery_rejected_total", (("reason", "bytes"),)
+    connections = "condensery_connections", ()
+
+    def read() -> tuple[float | None, float | None]:
+        samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+        by = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples
+        }
+        return by[rejected], by[connections]
+
+    metrics.rejected.labels(**label).inc(1)
+    others.note("front 0", {rejected: 2.0, connections: 5.0})
+    others.note("front 1", {rejected: 4.0, connections: 7.0})
+    assert read() == (7.0, 12.0)
+    others.remove("front 1")
+    assert read() == (7.0, 5.0)
+    others.note("front 1", {rejected: 1.0})  # another one in its place
+    assert read() == (8.0, 5.0)
+    assert others.names == ["front 0", "front 1"]

@@ -1,31 +1,57 @@
 """gRPC calls that a front process passes on to the engine's, message by message.
 
-To gRPC every method is a stream of bytes both ways, so that one handler passes on all of them:
-health and reflection too.
+One handler passes on every method that has none, health and reflection too: to gRPC a reply is a
+stream of bytes, of one message or more. Where a request is one message it is sent with the call: a
+stream's ``write`` that is under way when the engine refuses a call loses the refusal's status.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 
 from condensery.api.grpc.condensery_v1 import RpcMethod
-from condensery.api.grpc.errors import CallContext
+from condensery.api.grpc.errors import CallContext, abort_with_error
 from condensery.api.grpc.health import HEALTH_PATHS
-from condensery.api.grpc.streaming import FRONT_METADATA, Metadata, peer_host, write_message
+from condensery.api.grpc.server import (
+    ALL_METHODS,
+    REFLECTION_SERVICES,
+    max_message_bytes,
+)
+from condensery.api.grpc.streaming import (
+    FRONT_METADATA,
+    HEALTH_READ_SECONDS,
+    READ_SECONDS,
+    MessageReaders,
+    Metadata,
+    find_metadata,
+    peer_host,
+    write_message,
+)
+from condensery.auth import read_request_id
+from condensery.errors import CondenseryError
 from condensery.fronts.relay import OWN_TASKS
+from condensery.jobs.services import Services
 
 # Of a connection, not of a call; gRPC puts its own.
 _OF_A_CONNECTION = frozenset({"user-agent", "te", "content-type", "grpc-accept-encoding"})
 # Methods of these services turn texts to tokens and back, for which the engine has the tokenizers.
 _ENGINE_SERVICES = frozenset({"tei.v1.Tokenize"})
+_STREAMED = frozenset(
+    {method.path for method in ALL_METHODS if method.streamed}
+    | {f"/{service}/ServerReflectionInfo" for service in REFLECTION_SERVICES}
+)
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # Metadata have passed the front process's own limit, which is below this.
     ("grpc.max_metadata_size", 2**22),
     ("grpc.absolute_max_metadata_size", 2**22),
+    # A connection for each channel: watchers of health take none of the others' streams.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
@@ -36,8 +62,15 @@ class EngineCalls:
         engine: Path of the Unix socket on which the engine serves gRPC.
     """
 
-    def __init__(self, engine: str) -> None:
-        self._channel = grpc.aio.insecure_channel(f"unix:{engine}", options=_OPTIONS)
+    def __init__(self, engine: str, services: Services) -> None:
+        self._channel, self._health_channel = (
+            grpc.aio.insecure_channel(f"unix:{engine}", options=_OPTIONS) for _ in range(2)
+        )
+        sizes = services.admission.max_bytes, max_message_bytes(services.limits)
+        self._readers = MessageReaders(*sizes, READ_SECONDS)
+        self._health_readers = MessageReaders(*sizes, HEALTH_READ_SECONDS)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._admission = services.admission
         self._ended = asyncio.Event()
 
     def leaves(self, method: RpcMethod[Any]) -> bool:
@@ -56,13 +89,41 @@ class EngineCalls:
         self._ended.set()
 
     async def _pass_on(self, path: str, context: CallContext) -> None:
-        call: Any = self._channel.stream_stream(path)(
-            timeout=context.time_remaining(), metadata=_metadata(context)
-        )
+        metadata: Metadata = context.invocation_metadata() or ()
+        vital = path in HEALTH_PATHS
+        with ExitStack() as stack:
+            try:
+                if vital:
+                    first = await self._read_health(context)
+                else:
+                    first = await self._readers.read(context)
+                    stack.enter_context(self._admission.admit(len(first)))
+            except CondenseryError as error:
+                request_id = read_request_id(find_metadata(metadata, "x-request-id"))
+                await abort_with_error(context, error, request_id)
+            await self._pass_first_on(path, context, first)
+
+    async def _read_health(self, context: CallContext) -> bytes:
+        """Read what needs no key, so that who sends nothing keeps few of the readers."""
+        most = max(1, self._health_readers.limit // 32)
+        address = peer_host(context.peer())
+        async with self._turns.setdefault(address, asyncio.Semaphore(most)):
+            return await self._health_readers.read(context)
+
+    async def _pass_first_on(self, path: str, context: CallContext, first: bytes) -> None:
+        vital = path in HEALTH_PATHS
+        channel: Any = self._health_channel if vital else self._channel
+        options: Any = {"timeout": context.time_remaining(), "metadata": _metadata(context)}
+        others: list[asyncio.Task[Any]] = []
+        call: Any
+        if path in _STREAMED:
+            call = channel.stream_stream(path)(**options)
+            others.append(asyncio.create_task(_send(call, context, first)))
+        else:
+            call = channel.unary_stream(path)(first, **options)
         replying = asyncio.create_task(_reply(call, context))
-        others: list[asyncio.Task[Any]] = [asyncio.create_task(_send(call, context))]
         ends: set[asyncio.Task[Any]] = {replying}
-        if path in HEALTH_PATHS:
+        if vital:
             others.append(asyncio.create_task(self._ended.wait()))
             ends.add(others[-1])
         try:
@@ -97,8 +158,9 @@ class _EveryPath(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(handle)
 
 
-async def _send(call: Any, context: CallContext) -> None:
+async def _send(call: Any, context: CallContext, first: bytes) -> None:
     try:
+        await call.write(first)
         while isinstance(message := await context.read(), bytes):
             await call.write(message)
         await call.done_writing()

@@ -118,10 +118,15 @@ class Ready(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A call of a model, to be answered under its number."""
+    """A call of a model, to be answered under its number.
+
+    Attributes:
+        deadline: Seconds of ``time.monotonic``, which is one clock for a machine's processes.
+    """
 
     number: int
     call: Call
+    deadline: float
 
 
 class Dropped(NamedTuple):

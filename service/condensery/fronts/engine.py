@@ -5,6 +5,7 @@ while a process is replaced wait for the next one.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from condensery.api.ports import check_free
 from condensery.cluster.messages import Call, ModelId, Reply, Timing, plain_error
 from condensery.errors import CondenseryError, ModelFault, StartError
 from condensery.fronts.channel import (
@@ -46,8 +48,9 @@ from condensery.values import Embedded, ModelRole
 REST_SOCKET, GRPC_SOCKET = "rest.sock", "grpc.sock"
 BACKLOG = 2048
 PING_SECONDS = 2.0
-# Without a word for this long, a front process hangs, and is replaced.
-SILENT_SECONDS = 10.0
+# Asked so often without a word, a front process hangs, and is replaced. By the clock, one would
+# hang whenever this process itself was stopped for a while.
+MOST_UNANSWERED = 5
 SCRAPE_SECONDS = 2.0  # that a scrape waits; samples that are late count as last time
 # Between a process's end and the next one in its place, doubled from time to time that it ends
 # before it is ready.
@@ -74,7 +77,7 @@ class _Front:
         self._listener = listener
         self._channel: Channel | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._heard = 0.0
+        self._unanswered = 0  # pings
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._run: asyncio.Task[None] | None = None
 
@@ -83,16 +86,24 @@ class _Front:
         self._run = asyncio.create_task(self._keep_running())
 
     def send(self, message: Any) -> None:
-        """Tell the process, if there is one."""
-        if self._channel is not None:
+        """Tell the process, if there is one that is ready: before that it hears ``Begin`` alone."""
+        if self._channel is not None and self.ready.is_set():
             self._channel.send(message)
 
-    @property
-    def silent_seconds(self) -> float:
-        """For how long nothing has come from a process that is ready."""
+    def ping(self) -> bool:
+        """Ask whether it works; returns whether it did not answer for too long."""
         if not self.ready.is_set():
-            return 0.0
-        return asyncio.get_running_loop().time() - self._heard
+            return False
+        self._unanswered += 1
+        self.send(Ping())
+        return self._unanswered > MOST_UNANSWERED
+
+    def stop(self, grace: float) -> None:
+        """Have it finish its requests and end; one that has none yet is killed."""
+        if self.ready.is_set():
+            self.send(Stop(grace))
+        else:
+            self.kill()
 
     def kill(self) -> None:
         """End the process, whatever it does."""
@@ -110,8 +121,11 @@ class _Front:
     async def _keep_running(self) -> None:
         pause, unready = FIRST_PAUSE_SECONDS, 0
         while not self._fronts.stopping:
-            status = await self._run_one()
-            if self._fronts.stopping:
+            try:
+                status: int | str = await self._run_one()
+            except OSError as error:  # no files, no memory, no room for another process
+                status = str(error)
+            if self.broken or self._fronts.stopping:
                 return
             _log.error("front_process_ended", extra={"front": self.name, "status": status})
             if self.ready.is_set():
@@ -128,7 +142,8 @@ class _Front:
 
     async def _run_one(self) -> int:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            stack.enter_context(ours)
             given = theirs.fileno(), self._listener.fileno()
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "condensery.fronts.front"),
@@ -138,8 +153,12 @@ class _Front:
                 # Where this process finds its modules, whatever the folder that it was begun in.
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
+            stack.pop_all()
         self._channel = await Channel.open(ours, self._receive, self._lose)
-        if (begin := self._fronts.begin_message) is not None:
+        self._unanswered = 0
+        if self._fronts.stopping:
+            self.kill()
+        elif (begin := self._fronts.begin_message) is not None:
             self._channel.send(begin)
         status = await process.wait()
         self._channel.close()
@@ -148,13 +167,14 @@ class _Front:
 
     def welcome(self, begin: Begin) -> None:
         """Let the process, which was begun before there was anything to serve, serve."""
-        self.send(begin)
+        if self._channel is not None:
+            self._channel.send(begin)
 
     def _receive(self, message: Any) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._unanswered = 0
         match message:
-            case Asked(number, call):
-                task = asyncio.create_task(self._answer(number, call))
+            case Asked(number, call, deadline):
+                task = asyncio.create_task(self._answer(number, call, deadline))
                 self._calls[number] = task
                 task.add_done_callback(lambda _: self._calls.pop(number, None))
             case Dropped(number):
@@ -167,12 +187,16 @@ class _Front:
                 self.began = True
                 self.ready.set()
                 self._fronts.note_ready()
+                if (begin := self._fronts.begin_message) is not None:  # it may have changed since
+                    self.send(begin.state)
             case Broken(reason):
-                self.broken = reason
-                self.ready.set()
+                _log.error("front_process_broken", extra={"front": self.name, "reason": reason})
+                if not self.began:
+                    self.broken = reason
+                    self.ready.set()
 
-    async def _answer(self, number: int, call: Call) -> None:
-        reply = await self._fronts.answer(call)
+    async def _answer(self, number: int, call: Call, deadline: float) -> None:
+        reply = await self._fronts.answer(call, deadline)
         self.send(Answered(number, reply))
 
     def _lose(self) -> None:
@@ -231,6 +255,8 @@ class Fronts:
         Raises:
             StartError: One says why it can't.
         """
+        # Another server may have come to it meanwhile, and would share it unnoticed.
+        check_free(self._settings.host, self.grpc_port, "grpc_port")
         self._services = services
         metrics = services.metrics
         metrics.registry.others = self.samples.total
@@ -269,8 +295,9 @@ class Fronts:
         if self._watching is not None:
             self._watching.cancel()
         for front in self._fronts:
-            front.send(Stop(grace))
+            front.stop(grace)
         await asyncio.gather(*(front.end(grace + END_SECONDS) for front in self._fronts))
+        self._close_ports()  # else who comes now would wait for nobody
 
     def hurry(self) -> None:
         """Have them end at once."""
@@ -283,9 +310,12 @@ class Fronts:
         for front in self._fronts:
             front.kill()
         await asyncio.gather(*(front.end(0) for front in self._fronts))
+        self._close_ports()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _close_ports(self) -> None:
         for listener in (*self._listeners, self._reserved):
             listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def note_ready(self) -> None:
         """Show how many serve."""
@@ -298,9 +328,10 @@ class Fronts:
         if self.begin_message is not None:
             self.note_ready()
 
-    async def answer(self, call: Call) -> Reply:
+    async def answer(self, call: Call, deadline: float) -> Reply:
         """Have a model here do what a front process asks; our own errors are part of the reply."""
         request = call.caller.request()
+        request.deadline = deadline
         value, error = None, None
         try:
             with serving_request(request), self._services.admission.admit(0):
@@ -387,11 +418,9 @@ class Fronts:
         while True:
             await asyncio.sleep(PING_SECONDS)
             for front in self._fronts:
-                if front.silent_seconds > SILENT_SECONDS:
+                if front.ping():
                     _log.error("front_process_hangs", extra={"front": front.name})
                     front.kill()
-                else:
-                    front.send(Ping())
 
 
 async def _embed_tokenized(

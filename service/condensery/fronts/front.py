@@ -42,6 +42,7 @@ from condensery.fronts.relay import FrontApp
 from condensery.jobs.services import Admission, Health, RequestLimits, Services
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics, SampleKey, key_of
+from condensery.request_context import current_request
 from condensery.tracing.opening import find_target, open_tracing
 
 ENDED_STATUS = 0
@@ -88,7 +89,7 @@ class FrontProcess:
             self._rest, self._grpc = rest, grpc = await self._listen(begin, services)
         except (CondenseryError, OSError) as error:
             self._channel.send(Broken(str(error)))
-            await self._ending
+            self._channel.close()
             return
         gc.collect()
         gc.freeze()  # what is there now stays: a look through it would stop every request
@@ -133,7 +134,7 @@ class FrontProcess:
             join_address(settings.host, begin.grpc_port),
             tls=tls,
             shared=True,
-            others=EngineCalls(begin.grpc),
+            others=EngineCalls(begin.grpc, services),
         )
         rest = RestServer(
             services,
@@ -160,10 +161,13 @@ class FrontProcess:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
-            self._channel.send(Asked(number, call))
+            self._channel.send(Asked(number, call, current_request().deadline))
             return await answer
         except asyncio.CancelledError:
             self._channel.send(Dropped(number))
+            request = current_request()
+            if request.seconds_left <= 0:
+                request.work_begun = True  # it was sent: what became of it is not known
             raise
         finally:
             del self._calls[number]

@@ -12,6 +12,7 @@ from typing import Any
 from condensery.cluster.calling import Remote, Replicas
 from condensery.errors import CondenseryError, CorruptModel, ModelCannot, ModelNotFound, shorten
 from condensery.fronts.channel import EngineState, OtherVersion, ServedModel
+from condensery.jobs.services import NotHere
 from condensery.metrics import Metrics
 from condensery.request_context import current_request
 from condensery.runtime.tokenizing import INLINE_CHARACTERS, TextTokenizer
@@ -24,10 +25,6 @@ from condensery.values import (
     ModelRole,
     Scored,
 )
-
-
-class NotHere(BaseException):
-    """The engine's process can do this, and only that. No error of a request, so no Exception."""
 
 
 class NothingHere:

@@ -30,7 +30,7 @@ from condensery.errors import (
     StorageError,
 )
 from condensery.index import bm25, checks, database, passages, selecting
-from condensery.index.database import storage_errors, transaction
+from condensery.index.database import LogShortener, storage_errors, transaction
 from condensery.index.filters import Filter
 from condensery.index.passages import Stamp
 from condensery.index.read_write_lock import ReadWriteLock
@@ -76,6 +76,7 @@ class Index:
         self._writer_mutex = threading.Lock()
         self._files_lock = ReadWriteLock()  # what needs no FAISS; held alone to close the files
         self._idle: list[sqlite3.Connection] = []
+        self._log_shortener = LogShortener(self._database)
         self._closed = False
         with storage_errors(self._database):
             self._writer = database.open_writer(self._database)
@@ -428,6 +429,17 @@ class Index:
         with storage_errors(self._database), self._writer_mutex:
             self._check_open()
             yield
+            if not self._closed:
+                self._shorten_log()
+
+    def _shorten_log(self) -> None:
+        """Bound SQLite's log. Must not fail: what it holds is acknowledged."""
+        try:
+            self._log_shortener.look(self._writer)
+        except sqlite3.Error as error:  # the next write meets it too, and tells
+            _log.warning(
+                "index_log_not_shortened", extra={"index": self.name, "reason": str(error)}
+            )
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:

@@ -32,6 +32,14 @@ if TYPE_CHECKING:  # else describing the REST API would load faiss
 
 T = TypeVar("T")
 
+
+class NotHere(BaseException):
+    """What a process that serves a part of requests raises for the rest: another one serves it.
+
+    No error of a request, so no Exception: nothing counts or answers it on its way.
+    """
+
+
 RATE_MEMORY = 0.95  # weight of the past in the drain rate, per request that leaves
 
 

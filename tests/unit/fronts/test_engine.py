@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from condensery.api.ports import listen, listen_together, reserve_shared
 from condensery.errors import PortTaken, StartError
 from condensery.fronts import engine
+from condensery.fronts.channel import OtherVersion, Pong, Ready
 from condensery.fronts.engine import Fronts
 from condensery.settings import Settings
 
@@ -57,3 +59,50 @@ def test_a_port_that_is_shared_is_still_one_servers() -> None:
     finally:
         for one in sockets:
             one.close()
+
+
+async def test_tokens_are_embedded_for_the_version_that_they_were_made_for() -> None:
+    class Encoder:
+        info = SimpleNamespace(name="small", fingerprint="sha256:2")
+
+        async def embed_tokenized(self, texts: Any, characters: int, **options: Any) -> Any:
+            return texts, characters, options
+
+    texts = [([1, 2], False), ([3], True)]
+    given, characters, options = await engine._embed_tokenized(
+        Encoder(), "sha256:2", texts, 9, normalize=True
+    )
+    assert [(text.ids, text.truncated) for text in given] == texts
+    assert (characters, options) == (9, {"normalize": True})
+    with pytest.raises(OtherVersion):
+        await engine._embed_tokenized(Encoder(), "sha256:1", texts, 9)
+
+
+async def test_a_process_that_is_not_ready_hears_nothing_but_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It could not answer yet, and would end."""
+    fronts = Fronts(Settings(), [], reserve_shared("127.0.0.1", 0, "grpc_port"))
+    with socket.socket() as listener:
+        front = engine._Front(fronts, 0, listener)
+        heard: list[Any] = []
+
+        class Channel:
+            def send(self, message: Any) -> None:
+                heard.append(message)
+
+        front._channel = Channel()  # type: ignore[assignment]
+        monkeypatch.setattr(fronts, "note_ready", lambda: None)
+        front.send("state")
+        assert not front.ping()
+        front.welcome("begin")  # type: ignore[arg-type]
+        assert heard == ["begin"]
+        front._receive(Ready())
+        front.send("state")
+        assert heard == ["begin", "state"]
+        for _ in range(engine.MOST_UNANSWERED):
+            assert not front.ping()
+        assert front.ping()
+        front._receive(Pong({}))
+        assert not front.ping()
+    await fronts.close()

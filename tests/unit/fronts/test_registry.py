@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from condensery.cluster.messages import Call, ModelId, Reply
 from condensery.errors import DeadlineExceeded, InputError, ModelCannot, ModelNotFound
 from condensery.fronts.channel import EngineState, OtherVersion, ServedModel
-from condensery.fronts.registry import FrontRegistry, NotHere, RefusingRegistry
+from condensery.fronts.registry import FrontRegistry, NotHere, RefusingRegistry, _read_tokenizer
 from condensery.metrics import Metrics
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.tokenizing import TOKENIZER
@@ -195,6 +195,7 @@ async def test_a_tokenizer_that_cannot_be_read_leaves_it_to_the_engine(tmp_path:
     engine = Engine(Reply(EMBEDDED))
     found = registry(engine, tmp_path)
     found._threads.shutdown(wait=True)
+    _read_tokenizer(found.encoder())
     assert found.encoder().tokenizer is None
     await found.encoder().embed(["a"])
     assert engine.calls[0].method == "embed"

@@ -12,6 +12,7 @@ from tests.unit.index.conftest import (
     SETTINGS,
     Disk,
     assert_agrees,
+    database_of,
     every_backend,
     make_batch,
     make_vectors,
@@ -21,7 +22,7 @@ from tests.unit.index.conftest import (
 from condensery.errors import (
     IndexNotFound,
 )
-from condensery.index import bm25
+from condensery.index import bm25, database
 from condensery.index.store import IndexStore
 from condensery.index.vector_index import VectorIndex
 from condensery.values import Hit, IndexSpec
@@ -210,3 +211,69 @@ def test_an_index_dropped_under_its_readers_is_not_found(store: IndexStore) -> N
     for thread in threads:
         thread.join(30)
     assert len(ended) == 4
+
+
+def write_much(store: IndexStore, number: int) -> None:
+    """Write some megabyte."""
+    ids = [f"d{number}-{place}" for place in range(20)]
+    make_batch(ids, seed=number, tag="x" * 12_000).upsert(store, "kb")
+
+
+def test_the_log_stays_short_though_somebody_always_reads(
+    store: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself begins it anew only when a write finds nobody reading."""
+    monkeypatch.setattr(database, "MOST_LOG_BYTES", 2 * 2**20)
+    index = store.find("kb")
+    log = database_of(data_dir).with_name("index.sqlite3-wal")
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            with index.read_transaction() as reader:
+                reader.execute("SELECT count(*) FROM documents").fetchone()
+                time.sleep(0.03)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    longest = 0
+    try:
+        for reader in readers:
+            reader.start()
+            time.sleep(0.01)  # one after the other, from now on
+        for number in range(40):
+            write_much(store, number)
+            longest = max(longest, log.stat().st_size)
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join(60)
+    assert longest < 10 * 2**20  # the bound, and a try in vain or two; without it 40
+
+
+def test_who_reads_for_long_holds_up_no_write_for_longer_than_a_moment(
+    store: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "MOST_LOG_BYTES", 2**20)
+    monkeypatch.setattr(database, "LOG_SECONDS", 0.05)
+    tries: list[int] = []
+    index = store.find("kb")
+    look = index._log_shortener.look
+
+    def noted(connection: Any) -> None:
+        before = index._log_shortener._tried_at
+        look(connection)
+        if index._log_shortener._tried_at != before:
+            tries.append(index._log_shortener._tried_at)
+
+    monkeypatch.setattr(index._log_shortener, "look", noted)
+    with index.read_transaction() as reader:  # a copy of the whole, say
+        reader.execute("SELECT count(*) FROM documents").fetchone()
+        for number in range(12):
+            write_much(store, number)
+    assert len(tries) > 1
+    assert all(later - earlier >= 2**20 for earlier, later in itertools.pairwise(tries))
+    for number in range(12, 15):
+        write_much(store, number)
+    log = database_of(data_dir).with_name("index.sqlite3-wal")
+    assert log.stat().st_size < 3 * 2**20
+    assert store.info("kb").documents == 15 * 20

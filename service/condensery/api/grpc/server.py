@@ -81,6 +81,7 @@ METADATA_FACTOR = 4
 # refused. A call over all of these is refused at once, with RESOURCE_EXHAUSTED.
 SPARE_CALLS = 64
 REFLECTION_V1_SERVICE = "grpc.reflection.v1.ServerReflection"
+REFLECTION_SERVICES = (reflection.SERVICE_NAME, REFLECTION_V1_SERVICE)
 # Calls at once of one connection; a client holds back more until some have ended.
 CALLS_PER_CONNECTION = 1024
 MIN_PING_SECONDS = 10.0
@@ -91,6 +92,9 @@ HANDSHAKE_SECONDS = 20.0
 # A stream's deadline is checked between its steps, so that what is done can still be sent. This
 # much later it is cut wherever it is: at a step that hangs, or a client that stopped reading.
 STREAM_MARGIN_SECONDS = 1.0
+
+# A queue ends what is late in it itself, and counts it as that; this margin lets it be first.
+LATE_MARGIN_SECONDS = 0.01
 
 # The name of the call's key, where keys are needed. Each call has a task, and so a context, of its
 # own.
@@ -212,6 +216,10 @@ class GrpcServer:
         self._checks = checks
         self._streams = streams
 
+    def close_streams(self) -> None:
+        """Read no more messages of streams; those that have come are answered."""
+        self._streams.close()
+
     async def stop(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, wait ``grace`` seconds for those in flight.
 
@@ -272,13 +280,14 @@ async def start_at(
         SettingError, StartError: As ``start_server``.
     """
     credentials = None if tls is None else _read_credentials(tls)
+    is_local = address.startswith("unix:")  # from front processes, which bound their callers
     by_path = {method.path: method for method in ALL_METHODS}
-    sizes = services.admission.max_bytes, _max_message_bytes(services.limits)
+    sizes = services.admission.max_bytes, max_message_bytes(services.limits)
     readers = MessageReaders(*sizes, streaming.READ_SECONDS)
     streams = OpenStreams(readers.limit)
     guard = AuthInterceptor(services, by_path, health.HEALTH_PATHS)
     server = grpc.aio.server(
-        options=_server_options(services.limits, shared=shared),
+        options=_server_options(services.limits, shared=shared, bounded=not is_local),
         interceptors=(guard,),
         maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS + health.HEALTH_CALLS,
     )
@@ -357,14 +366,15 @@ def _make_reflection(names: Collection[str]) -> tuple[grpc.GenericRpcHandler, ..
             return ServerReflectionRequest()
 
     _describe_reflection_v1()
-    services = (reflection.SERVICE_NAME, REFLECTION_V1_SERVICE)
     handler = grpc.stream_stream_rpc_method_handler(
-        reflection.aio.ReflectionServicer((*names, *services)).ServerReflectionInfo,
+        reflection.aio.ReflectionServicer((*names, *REFLECTION_SERVICES)).ServerReflectionInfo,
         request_deserializer=read,
         response_serializer=ServerReflectionResponse.SerializeToString,
     )
     methods = {"ServerReflectionInfo": handler}
-    return tuple(grpc.method_handlers_generic_handler(name, methods) for name in services)
+    return tuple(
+        grpc.method_handlers_generic_handler(name, methods) for name in REFLECTION_SERVICES
+    )
 
 
 def _describe_reflection_v1() -> None:
@@ -379,15 +389,17 @@ def _describe_reflection_v1() -> None:
         pool.AddSerializedFile(v1.SerializeToString())
 
 
-def _max_message_bytes(limits: RequestLimits) -> int:
+def max_message_bytes(limits: RequestLimits) -> int:
+    """Return the longest message that the transport takes, so that we can say what our limit is."""
     return MESSAGE_FACTOR * limits.max_body_bytes + 2**20
 
 
-def _server_options(limits: RequestLimits, *, shared: bool) -> list[tuple[str, Any]]:
+def _server_options(limits: RequestLimits, *, shared: bool, bounded: bool) -> list[tuple[str, Any]]:
+    calls = [("grpc.max_concurrent_streams", CALLS_PER_CONNECTION)] if bounded else []
     metadata = METADATA_FACTOR * limits.max_header_bytes
     return [
         ("grpc.so_reuseport", int(shared)),  # else a second server would share the port unnoticed
-        ("grpc.max_receive_message_length", _max_message_bytes(limits)),
+        ("grpc.max_receive_message_length", max_message_bytes(limits)),
         ("grpc.max_send_message_length", -1),
         # Between the two, gRPC refuses at random, the more the larger.
         ("grpc.max_metadata_size", metadata),
@@ -400,7 +412,7 @@ def _server_options(limits: RequestLimits, *, shared: bool) -> list[tuple[str, A
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 2),
         ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
-        ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
+        *calls,
         ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
     ]
 
@@ -492,7 +504,8 @@ async def _serve_call(
         stack.enter_context(count_call(services, method, request, model))
         request_context.check()
         if method.unary is not None:
-            return await run_in_time(method.run(services, request, model), request_context)
+            work = method.run(services, request, model)
+            return await run_in_time(work, request_context, margin=LATE_MARGIN_SECONDS)
         await run_in_time(
             _write_stream(services, method, request, model, context),
             request_context,

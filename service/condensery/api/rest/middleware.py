@@ -27,7 +27,7 @@ from condensery.auth import (
 )
 from condensery.errors import CondenseryError, NotFound, PayloadTooLarge, Unavailable, code_of
 from condensery.jobs.accounting import count_refusals
-from condensery.jobs.services import Permit, Services
+from condensery.jobs.services import NotHere, Permit, Services
 from condensery.origins import Origins
 from condensery.request_context import (
     TRACE_HEADERS,
@@ -238,8 +238,12 @@ class Middleware:
         if self._services.tracer is not None:
             self._begin_trace(scope, exchange, routes, context)
         with serving_request(context):
+            passed_on = False
             try:
                 await self._serve(scope, exchange, routes, context)
+            except NotHere:  # whoever serves it tells of it
+                passed_on = True
+                raise
             except asyncio.CancelledError:
                 if exchange.status and not (exchange.left or exchange.complete):
                     raise
@@ -251,17 +255,24 @@ class Middleware:
                     await response(scope, exchange.receive, exchange.send)
             finally:
                 exchange.close()
-                _log_exchange(scope, exchange, routes, started)
-                if context.trace is not None:
-                    _end_trace(scope, exchange, routes, context)
-                if self._services.slow.took_long(context):  # few requests
-                    route = _nearest_route(scope, routes)
-                    self._services.slow.log(
-                        context,
-                        transport="rest",
-                        route=route.template if route else "-",
-                        status=CLIENT_LEFT_STATUS if exchange.left else exchange.status,
-                    )
+                if not passed_on:
+                    self._report(scope, exchange, routes, context)
+
+    def _report(
+        self, scope: Scope, exchange: Exchange, routes: dict[str, Route], context: RequestContext
+    ) -> None:
+        """Log how a request ended, and end its trace."""
+        _log_exchange(scope, exchange, routes, context.started)
+        if context.trace is not None:
+            _end_trace(scope, exchange, routes, context)
+        if self._services.slow.took_long(context):  # few requests
+            route = _nearest_route(scope, routes)
+            self._services.slow.log(
+                context,
+                transport="rest",
+                route=route.template if route else "-",
+                status=CLIENT_LEFT_STATUS if exchange.left else exchange.status,
+            )
 
     def _make_exchange(
         self, scope: Scope, receive: Receive, send: Send, route: Route | None

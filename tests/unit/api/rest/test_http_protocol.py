@@ -6,7 +6,12 @@ import logging
 import socket
 
 import pytest
+import uvicorn
 from tests.unit.api.rest.wire import LIVEZ, asked, connected, post, read_reply
+from uvicorn.server import ServerState
+
+from condensery.api.rest.http import ConnectionBounds, make_protocol
+from condensery.metrics import Metrics
 
 MANY = b"".join(b"x-h%d: %s\r\n" % (place, b"v" * 100) for place in range(400))
 
@@ -40,6 +45,66 @@ async def test_a_head_within_the_limit_is_served_however_it_is_cut(server):
     pieces = [head[start : start + 1000] for start in range(0, len(head), 1000)]
     status, _, _, ended = await asked(server, *pieces)
     assert (status, ended) == (200, False)
+
+
+class Wire(asyncio.Transport):
+    """A connection that notes whether it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = True
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+    def is_closing(self):
+        return False
+
+    def pause_reading(self):
+        self.read = False
+
+    def resume_reading(self):
+        self.read = True
+
+    def set_protocol(self, protocol):
+        pass
+
+    def write(self, data):
+        pass
+
+    def close(self):
+        pass
+
+
+async def test_a_connection_is_read_again_once_a_long_body_is_whole():
+    """Else nobody would see its client leave: uvicorn stops reading it at 64 KiB."""
+    read: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    async def app(scope, receive, send):
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        read.set_result(len(body))
+        await over.wait()
+
+    kind = make_protocol(lambda path: "openai", ConnectionBounds(), Metrics(tei=False))
+    config = uvicorn.Config(app, http=kind, lifespan="off", log_config=None)
+    config.load()
+    protocol = kind(config=config, server_state=ServerState(), app_state={})
+    wire = Wire()
+    protocol.connection_made(wire)
+    request = post("/embed", b"x" * 200_000)
+    protocol.data_received(request[:-100_000])
+    assert not wire.read
+    protocol.data_received(request[-100_000:])
+    async with asyncio.timeout(30):
+        assert await read == 200_000
+    assert wire.read
+    over.set()
+    protocol.connection_lost(None)
 
 
 async def test_long_bodies_count_for_no_head(server):
