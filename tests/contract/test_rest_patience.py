@@ -208,7 +208,7 @@ def test_what_a_head_alone_tells_to_refuse_is_refused_before_its_body(dial: Any,
     with dial() as line:
         line.sendall(f"{head}{TIMEOUT}: no number\r\n\r\n".encode() + b"{")
         reply = line.recv(65536)
-    assert reply.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 "))
+    assert reply.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 422 "))
 
 
 @pytest.mark.parametrize("path", ["/livez", "/v1/models"])

@@ -257,9 +257,17 @@ def test_without_the_engine_they_end_and_the_port_is_free(
     own.process.wait()
     until(lambda: all(map(has_ended, fronts)), "they live on")
     address = urlsplit(own.url)
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind((address.hostname, address.port))
+
+    def is_free() -> bool:
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                free.bind((address.hostname, address.port))
+            except OSError:  # a thread of theirs has it still
+                return False
+            return True
+
+    until(is_free, "the port is taken")
 
 
 def test_a_second_server_does_not_share_the_port(serve: Serve, tmp_path: Path) -> None:

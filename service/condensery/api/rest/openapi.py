@@ -4,7 +4,7 @@ import ast
 import http
 import inspect
 import itertools
-import sys
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
@@ -410,7 +410,8 @@ def main() -> None:
     from condensery.api.rest.routes import route_sections  # which imports this module
 
     described = describe_routes(route_sections(), RequestLimits())
-    sys.stdout.buffer.write(orjson.dumps(described, option=orjson.OPT_INDENT_2) + b"\n")
+    plain = orjson.loads(orjson.dumps(described))
+    print(json.dumps(plain, ensure_ascii=False, indent=1))
 
 
 if __name__ == "__main__":
