@@ -3,8 +3,9 @@
     python loadtests/measured.py docs/benchmarks/reliability/*.json
 
 Each file is what a load wrote with `--out`, named after it: fairness.json, faults.json,
-overload.json, drain.json, swapping.json, crashes.json (of `python -m tests.e2e.crashes`). A row of
-the page that begins as one of these does is replaced; the others stay as they are.
+overload.json, drain.json, swapping.json, growth.json, crashes.json (of `python -m
+tests.e2e.crashes`). A row of the page that begins as one of these does is replaced; the others stay
+as they are.
 """
 
 import argparse
@@ -144,8 +145,22 @@ def crashes(report: dict[str, Any]) -> Iterator[Row]:
         )
 
 
+def growth(report: dict[str, Any]) -> Iterator[Row]:
+    first, last = report["readings"][0], report["readings"][-1]
+    grew = report["grew_mib"]
+    yield (
+        "Growth",
+        f"{last['requests']:,} requests",
+        (
+            f"resident {first['resident_mib']:.0f} MiB at the start, {last['resident_mib']:.0f} at "
+            f"the end; {grew['resident_mib']:+.1f} after the first tenth"
+        ),
+    )
+
+
 MAKERS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
-    maker.__name__: maker for maker in (fairness, faults, overload, drain, swapping, crashes)
+    maker.__name__: maker
+    for maker in (fairness, faults, overload, drain, swapping, crashes, growth)
 }
 
 

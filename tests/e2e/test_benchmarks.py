@@ -356,13 +356,20 @@ def test_the_measured_rows_of_reliability_are_made_from_what_loads_kept(
             "index": {"kills": 320, "amid a write": 314, "done": 5118, "seconds": 152},
             "server": {"kills": 12, "amid a write": 36, "done": 438, "seconds": 464},
         },
+        "growth": {
+            "readings": [
+                {"requests": 0, "resident_mib": 494.8},
+                {"requests": 1_010_444, "resident_mib": 505.0},
+            ],
+            "grew_mib": {"resident_mib": 0.25},
+        },
     }
     assert kept.keys() == measured.MAKERS.keys()
     written = measured.rewrite(page, {name: {"run": ABOUT, **row} for name, row in kept.items()})
     before, after = page.splitlines(), written.splitlines()
     assert len(before) == len(after)
     changed = [new for old, new in zip(before, after, strict=True) if old != new]
-    assert len(changed) == 9
+    assert len(changed) == 10
     for row in changed:
         assert FIRST_LINES in row
         assert "`python benchmarks/some.py` (" in row
@@ -371,6 +378,7 @@ def test_the_measured_rows_of_reliability_are_made_from_what_loads_kept(
     for figure in ("a REST list 13.3 and 16.5 ms (1.24 times)",
                    "100 requests, 100 a second | 20 right, 80",
                    "469 right, 25 own fault; 0 failed, 0 lost", "by one SIGTERM after 5.3 s",
-                   "swapped 933 and 940 MiB (0.04", "5,118 acknowledged"):  # fmt: skip
+                   "swapped 933 and 940 MiB (0.04", "5,118 acknowledged",
+                   "1,010,444 requests | resident 495 MiB at the start, 505 at the end;"):  # fmt: skip
         assert figure in joined, figure
     assert measured.rewrite(written, {}) == written

@@ -5,6 +5,7 @@ import http
 import inspect
 import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
@@ -411,7 +412,7 @@ def main() -> None:
 
     described = describe_routes(route_sections(), RequestLimits())
     plain = orjson.loads(orjson.dumps(described))
-    print(json.dumps(plain, ensure_ascii=False, indent=1))
+    sys.stdout.write(json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from condensery.api.grpc import health
 from condensery.api.grpc.server import SPARE_CALLS, start_server
-from condensery.api.grpc.streaming import MessageReaders
+from condensery.api.grpc.streaming import FRONT_METADATA, MessageReaders
 from condensery.errors import Overloaded
 from condensery.jobs import models
 from condensery.jobs.services import Admission, Health, Services
@@ -251,8 +251,9 @@ def test_of_ipv6_a_network_counts_as_one_address() -> None:
     places = health.AddressLimits("watchers", 100, 2)
 
     class Context:
-        def __init__(self, peer: str) -> None:
+        def __init__(self, peer: str, front: str = "") -> None:
             self.peer = lambda: peer
+            self.invocation_metadata = lambda: [(FRONT_METADATA, front)] if front else []
 
     def enter(*peers: str) -> None:
         with ExitStack() as stack:
@@ -268,6 +269,14 @@ def test_of_ipv6_a_network_counts_as_one_address() -> None:
             enter(*peers)
     with pytest.raises(Overloaded):
         enter(*mapped[:2], mapped[0])
+    # What front processes pass on is their callers'; who comes by a port can't say who it is.
+    with ExitStack() as stack:
+        for host in (1, 1, 2, 2):
+            context = Context("unix:", f"10.0.0.{host}")
+            stack.enter_context(places.enter(health._client_address(context)))
+        with pytest.raises(Overloaded):
+            places.enter(health._client_address(Context("unix:", "10.0.0.1"))).__enter__()
+    assert health._client_address(Context("ipv4:10.0.0.9:1", "10.0.0.1")) == "10.0.0.9"
     assert not places._open
 
 
