@@ -379,6 +379,6 @@ def test_the_measured_rows_of_reliability_are_made_from_what_loads_kept(
                    "100 requests, 100 a second | 20 right, 80",
                    "469 right, 25 own fault; 0 failed, 0 lost", "by one SIGTERM after 5.3 s",
                    "swapped 933 and 940 MiB (0.04", "5,118 acknowledged",
-                   "1,010,444 requests | resident 495 MiB at the start, 505 at the end;"):  # fmt: skip
+                   "1,010,444 requests | resident 495 MiB at the start, 505"):  # fmt: skip
         assert figure in joined, figure
     assert measured.rewrite(written, {}) == written
