@@ -197,7 +197,8 @@ class _Front:
 
     async def _answer(self, number: int, call: Call, deadline: float) -> None:
         reply = await self._fronts.answer(call, deadline)
-        self.send(Answered(number, reply))
+        if self._channel is not None:  # who asks may have to say yet that it is ready
+            self._channel.send(Answered(number, reply))
 
     def _lose(self) -> None:
         for task in list(self._calls.values()):
