@@ -18,6 +18,8 @@ from condensery.errors import DeadlineExceeded, ExpiredInQueue
 # W3C's Trace Context: what a request brings, and (of its level 2, a draft) what a reply tells.
 TRACE_HEADERS = ("traceparent", "tracestate")
 TRACE_REPLY_HEADER = "traceresponse"
+# A queue ends what is late in it itself, and counts it as that; this margin lets it be first.
+LATE_MARGIN_SECONDS = 0.01
 MODEL_FIELD = "gen_ai.request.model"
 # Of a span: names and numbers, by OpenTelemetry's names where it has some; never a user's text.
 Fields: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]

@@ -106,9 +106,7 @@ def listen_together(host: str, port: int, processes: int) -> list[socket.socket]
     Raises:
         PortTaken, StartError: As ``listen``.
     """
-    first = listen(host, port)  # bound so, it would not be shared with another server unnoticed
-    port = first.getsockname()[1]
-    first.close()
+    port = _claim(host, port, "port")
     return [_bind(host, port, "port", shared=True) for _ in range(processes)]
 
 
@@ -118,10 +116,15 @@ def reserve_shared(host: str, port: int, setting: str) -> socket.socket:
     Raises:
         PortTaken, StartError: As ``listen``.
     """
-    first = _bind(host, port, setting)
-    port = first.getsockname()[1]
-    first.close()
+    port = _claim(host, port, setting)
     return _bind(host, port, setting, shared=True, listens=False)
+
+
+def _claim(host: str, port: int, setting: str) -> int:
+    """Return the port's number; bound not to be shared first, or another server would share it."""
+    with _bind(host, port, setting) as alone:
+        number: int = alone.getsockname()[1]
+        return number
 
 
 def check_free(host: str, port: int, setting: str) -> None:

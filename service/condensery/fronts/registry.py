@@ -34,7 +34,7 @@ class NothingHere:
         raise NotHere(name)
 
 
-class FrontModel:
+class FrontModel(NothingHere):
     """A model of the engine's, of any kind: called there.
 
     Short texts are tokenised here, which is a quarter of what they would cost the engine; longer
@@ -105,9 +105,6 @@ class FrontModel:
             "score", query, list(passages), tokens=0, **options
         )
         return scored
-
-    def __getattr__(self, name: str) -> Any:
-        raise NotHere(name)
 
 
 class FrontRegistry(NothingHere):
@@ -189,7 +186,7 @@ class FrontRegistry(NothingHere):
         return model
 
 
-class RefusingRegistry:
+class RefusingRegistry(NothingHere):
     """The same models for a door that can't pass on what it has read: it refuses what is not here.
 
     Args:
@@ -219,9 +216,6 @@ class RefusingRegistry:
             return find(name)
         except NotHere:
             raise self._registry.explain(name, role) from None
-
-    def __getattr__(self, name: str) -> Any:
-        raise NotHere(name)
 
 
 def _read_tokenizer(model: FrontModel) -> None:

@@ -53,6 +53,7 @@ from condensery.jobs.accounting import count_refusals
 from condensery.jobs.models import list_capabilities
 from condensery.jobs.services import RequestLimits, Services
 from condensery.request_context import (
+    LATE_MARGIN_SECONDS,
     TRACE_HEADERS,
     TRACE_REPLY_HEADER,
     RequestContext,
@@ -92,9 +93,6 @@ HANDSHAKE_SECONDS = 20.0
 # A stream's deadline is checked between its steps, so that what is done can still be sent. This
 # much later it is cut wherever it is: at a step that hangs, or a client that stopped reading.
 STREAM_MARGIN_SECONDS = 1.0
-
-# A queue ends what is late in it itself, and counts it as that; this margin lets it be first.
-LATE_MARGIN_SECONDS = 0.01
 
 # The name of the call's key, where keys are needed. Each call has a task, and so a context, of its
 # own.

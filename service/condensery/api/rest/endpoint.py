@@ -20,7 +20,7 @@ from condensery.auth import KeyScope
 from condensery.errors import CondenseryError, code_of
 from condensery.jobs.services import Services
 from condensery.metrics import Task
-from condensery.request_context import current_request
+from condensery.request_context import LATE_MARGIN_SECONDS, current_request
 
 Endpoint: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 GuardedEndpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -28,9 +28,6 @@ T = TypeVar("T")
 
 Access = KeyScope | Literal["any", "open"]
 ErrorTypes = tuple[type[CondenseryError], ...]
-
-# A queue ends what is late in it itself, and counts it as that; this margin lets it be first.
-LATE_MARGIN_SECONDS = 0.01
 
 _SLASHES = re.compile("/{2,}")
 
