@@ -288,3 +288,25 @@ def wait_for(log: Path, line: str, process: "subprocess.Popen[bytes]", seconds: 
         time.sleep(0.02)
         text = log.read_text()
     return text
+
+
+def read_metric(url: str, name: str, **labels: str) -> float:
+    """Return a sample of a server's metrics, by name and labels; 0 if there is none."""
+    import httpx
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or nobody has asked yet how it ended."""
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True

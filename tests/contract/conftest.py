@@ -1,9 +1,11 @@
 """Our own clients of a real server, by each door."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+from tests.conftest import read_metric
 
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
@@ -43,16 +45,4 @@ async def async_client(
 @pytest.fixture
 def metric(live_server: Any) -> Callable[..., float]:
     """Return a sample of the server's metrics, by name and labels; 0 if there is none."""
-    import httpx
-    from prometheus_client.parser import text_string_to_metric_families
-
-    def read(name: str, **labels: str) -> float:
-        text = httpx.get(f"{live_server.url}/metrics", timeout=60).text
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
-    return read
+    return partial(read_metric, live_server.url)

@@ -17,8 +17,7 @@ import httpx
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
-from tests.conftest import serving
+from tests.conftest import has_ended, read_metric, serving
 from tests.e2e.conftest import CONDENSERY, Own
 
 from condensery.api.grpc.health import WATCHERS_PER_ADDRESS
@@ -44,24 +43,6 @@ def fronts_of(pid: int) -> list[int]:
             if b"condensery.fronts.front" in Path(f"/proc/{child}/cmdline").read_bytes():
                 fronts.append(int(child))
     return fronts
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or nobody has asked yet how it ended."""
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True
-
-
-def read_metric(url: str, name: str, **labels: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=60).text
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
 
 
 def until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.conftest import LiveServer, serving
+from tests.conftest import LiveServer, has_ended, serving
 
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
@@ -364,10 +364,3 @@ def test_the_next_start_finds_what_a_load_left(
     ):
         assert client.embed([TEXT]).shape == (1, 384)
         assert deployed() == [loaded]
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
