@@ -34,7 +34,7 @@ NOTES = """
 {"id": "danube", "text": "The Danube ends in the Black Sea.", "year": 1990}
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ PAGES = {
             "condensery serve --cors-origin": GUARDED,
             "pip install 'condensery[otel]'": "tests/e2e/test_traces.py has a collector",
             "condensery serve --tls-cert": GUARDED,
+            "condensery serve --front-processes": "tests/e2e/test_fronts.py has such servers",
             "condensery serve --shadow-share": "tests/contract/test_shadows.py has such a server",
             "openssl req": GUARDED,
         },
@@ -299,6 +300,7 @@ def reading(page: Page, folder: Path) -> Iterator[Reader]:
         yield reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if page.shown])
 def test_what_a_page_tells_to_type_does_what_it_shows(name: str, tmp_path: Path) -> None:
     page, faults = PAGES[name], []
