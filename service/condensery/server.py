@@ -56,8 +56,10 @@ from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics, watch_disk
 from condensery.networks.heavy_imports import import_networks, kept_for_good
 from condensery.request_context import Tracer
-from condensery.settings import Settings, read_generator_servers
+from condensery.settings import Settings, read_generator_servers, read_names
 from condensery.store.aliases import FILE as MODEL_ALIASES
+from condensery.store.checking import hashed_once
+from condensery.store.store import ModelStore, shipped_store
 from condensery.tracing.opening import find_target, open_tracing
 from condensery.values import IndexCaps
 
@@ -292,14 +294,20 @@ class Server:
             say(f"index {name}: refused: {reason}")
         watch_disk(metrics, settings.data_dir)
         say("loading PyTorch")
-        with kept_for_good():
-            import_networks()
-            from condensery.runtime.device import release_memory
-            from condensery.runtime.gpu_metrics import watch_gpus
-            from condensery.runtime.registry import load_models
+        with hashed_once():
+            hashing = asyncio.create_task(asyncio.to_thread(self._hash_models))
+            await asyncio.sleep(0)  # it begins: importing leaves a core, but the loop has no turn
+            try:
+                with kept_for_good():
+                    import_networks()
+                    from condensery.runtime.device import release_memory
+                    from condensery.runtime.gpu_metrics import watch_gpus
+                    from condensery.runtime.registry import load_models
 
-        load = load_models if self._models is None else self._models.load
-        registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
+                load = load_models if self._models is None else self._models.load
+                registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
+            finally:
+                await hashing
         stack.callback(self._close_registry, registry)
         self._tell_generators(registry)
         if self._models is not None:  # before that: what it runs elsewhere outlives this process
@@ -338,6 +346,17 @@ class Server:
         services.health.start()
         url = self._greet(listeners[0].getsockname()[1], time.perf_counter() - began)
         say(_example(url, registry, samples=samples, keyed=not self._keys.open))
+
+    def _hash_models(self) -> None:
+        """Hash what is about to be loaded; whoever loads it says what is wrong with it."""
+        if self._models is not None:  # it loads them elsewhere
+            return
+        store = ModelStore(shipped_store(), self._settings.own_store)
+        named = self._settings.models
+        with contextlib.suppress(CondenseryError):
+            for name in read_names(named) if named else store.names():
+                with contextlib.suppress(CondenseryError):
+                    store.open(name)
 
     def _open_tracing(self, stack: AsyncExitStack, metrics: Metrics) -> Tracer | None:
         """Return what makes spans of requests, if they are to go anywhere."""

@@ -24,7 +24,7 @@ from condensery.errors import CondenseryError, ModelFault, SettingError
 from condensery.metrics import Metrics
 from condensery.runtime.device import prepare_process
 from condensery.runtime.loader import LoadedModel, ModelLoader
-from condensery.runtime.registry import ModelRegistry, drain_seconds, open_store, try_models
+from condensery.runtime.registry import ModelRegistry, check_serving, drain_seconds, open_store
 from condensery.runtime.workers import WorkersByDevice
 from condensery.settings import Settings
 from condensery.store.aliases import FILE, ModelAliases
@@ -191,7 +191,9 @@ class ClusterModels:
                 ModelRegistry.open, loader, aliases, drain_seconds(settings), say
             )
             loader.end()
-            await try_models(registry, say)
+            say("warming up")
+            await registry.warm_up(say)
+            check_serving(registry, say)
         except BaseException:  # a signal too: a Ray that was started here must not stay
             await asyncio.to_thread(cluster.close)
             raise

@@ -78,6 +78,7 @@ class ModelRegistry:
         # By role: what a request that names no model gets, whatever else comes or goes.
         self._defaults: dict[ModelRole, str] = {}
         self._watchers: list[Callable[[], None]] = []
+        self._trying = asyncio.Lock()  # one model at a time, as a caller would
         self.lifecycle = ModelLifecycle(self, loader, drain_seconds)
 
     @property
@@ -135,6 +136,25 @@ class ModelRegistry:
         registry._settle_defaults()
         return registry
 
+    @classmethod
+    async def start(
+        cls,
+        loader: ModelLoader,
+        aliases: ModelAliases,
+        drain_seconds: float,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> "ModelRegistry":
+        """Open every model that a loader names and try it, each while the next one is opened."""
+        registry = cls(loader, aliases, drain_seconds)
+        async with asyncio.TaskGroup() as trying:
+            for name in loader.names():
+                await asyncio.to_thread(registry._load, name, say)
+                if name in registry._serving:
+                    trying.create_task(registry._try(name, say))
+            say("warming up")
+        registry._settle_defaults()
+        return registry
+
     def _load(self, name: str, say: Callable[[str], None]) -> None:
         try:
             stored = self._loader.store.open(name)
@@ -157,19 +177,23 @@ class ModelRegistry:
         Args:
             say: Called with a line for each that fails.
         """
-        for name, lease in list(self._serving.items()):
+        for name in list(self._serving):
+            await self._try(name, say)
+        self._defaults.clear()
+        self._settle_defaults()
+
+    async def _try(self, name: str, say: Callable[[str], None]) -> None:
+        lease = self._serving[name]
+        async with self._trying:
             try:
                 await self_test(lease.model)
                 self._follow(lease.model)
-                self.lifecycle.states.update_metrics(name)
             except CondenseryError as error:
                 lease.model.close()
                 del self._serving[name]
                 self._refused[name] = f"it fails when it is tried: {error.message}"
                 say(f"{name}: refused: {self._refused[name]}")
-                self.lifecycle.states.update_metrics(name)
-        self._defaults.clear()
-        self._settle_defaults()
+            self.lifecycle.states.update_metrics(name)
 
     def encoder(self, name: str | None = None) -> Encoder:
         """Return the encoder; None is the default one. Raises ModelNotFound."""
@@ -405,10 +429,8 @@ async def load_models(
     aliases = ModelAliases(settings.data_dir / FILE)
     store = await open_store(settings, say, usual_umask)
     loader = make_loader(settings, store, metrics, say)
-    registry = await asyncio.to_thread(
-        ModelRegistry.open, loader, aliases, drain_seconds(settings), say
-    )
-    await try_models(registry, say)
+    registry = await ModelRegistry.start(loader, aliases, drain_seconds(settings), say)
+    check_serving(registry, say)
     return registry
 
 
@@ -458,17 +480,6 @@ def make_loader(
     )
 
 
-async def try_models(registry: ModelRegistry, say: Callable[[str], None]) -> None:
-    """Warm up what was opened.
-
-    Raises:
-        StartError: No model serves.
-    """
-    say("warming up")
-    await registry.warm_up(say)
-    _check_serving(registry, say)
-
-
 def _first(settings: Settings, store: ModelStore) -> tuple[str, ...]:
     """Return the models to start with, if not all.
 
@@ -514,7 +525,7 @@ async def _import_default_encoder(store: ModelStore, say: Callable[[str], None])
         say(f"{MINILM}: not imported: {error.message}")
 
 
-def _check_serving(registry: ModelRegistry, say: Callable[[str], None]) -> None:
+def check_serving(registry: ModelRegistry, say: Callable[[str], None]) -> None:
     """Name aliases that lead nowhere.
 
     Raises:

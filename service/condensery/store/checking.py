@@ -2,7 +2,10 @@
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -10,6 +13,12 @@ from safetensors import SafetensorError, safe_open
 
 from condensery.errors import CorruptModel, shorten
 from condensery.store.manifest import MANIFEST, WEIGHTS, Manifest, StoredModel, is_prose
+
+# Read at once: hashing lets other threads run meanwhile, and waits for its turn after each piece.
+PIECE_BYTES = 8 * 2**20
+
+# A file as it lies there: device, inode, bytes, when written, when changed.
+_Lying = tuple[int, int, int, int, int]
 
 
 def read_model(directory: Path, *, check: bool = True) -> StoredModel:
@@ -55,8 +64,51 @@ def check_weights(path: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the file's sha256, hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return digest.hexdigest()
+
+
+class _Hashes:
+    """Hashes of files, each by whoever asks first; others wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[_Lying, Future[str]] = {}
+
+    def of(self, path: Path) -> str:
+        lying = path.stat()
+        key = (lying.st_dev, lying.st_ino, lying.st_size, lying.st_mtime_ns, lying.st_ctime_ns)
+        with self._lock:
+            known = self._known.get(key)
+            mine = known is None
+            if known is None:
+                known = self._known[key] = Future()
+        if mine:
+            try:
+                known.set_result(sha256_of(path))
+            except OSError as error:
+                known.set_exception(error)
+        return known.result()
+
+
+_running: list[_Hashes] = []  # of blocks of hashed_once that run, the innermost last
+
+
+@contextmanager
+def hashed_once() -> Iterator[None]:
+    """In this block hash no file twice that lies there as it did, whichever thread asks.
+
+    A server that starts opens its default encoder for itself, and as the base of others. Later each
+    load hashes anew: a disk that loses bits changes no time.
+    """
+    _running.append(_Hashes())
+    try:
+        yield
+    finally:
+        _running.pop()
 
 
 def _read_manifest(directory: Path) -> Manifest:
@@ -94,7 +146,10 @@ def _check_file(directory: Path, name: str, expected: str | None) -> None:
         raise CorruptModel(f"{name}: is empty")
     if name.endswith(WEIGHTS):
         check_weights(path)
-    if expected is not None and (actual := sha256_of(path)) != expected:
+    if expected is None:
+        return
+    running = _running[-1:]
+    if (actual := running[0].of(path) if running else sha256_of(path)) != expected:
         raise CorruptModel(f"{name}: sha256 differs: expected {expected[:12]}…, got {actual[:12]}…")
 
 

@@ -1,6 +1,7 @@
 """What a server imports of PyTorch and transformers, and what only once somebody asks for it."""
 
 import gc
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,21 @@ with torch._dynamo.config.patch(verbose=not before):
 torch.compile(len)
 print(torch._dynamo.backends.registry is sys.modules["torch._dynamo.backends.registry"])
 """
+LOOKED = """
+import sys
+opened = []
+sys.addaudithook(lambda name, args: name == "open" and opened.append(str(args[0])))
+from condensery.networks.heavy_imports import import_networks
+import_networks()
+import transformers
+import transformers.utils.import_utils as looks
+from transformers import models
+from transformers.loss.loss_utils import LOSS_MAPPING
+read = len([path for path in opened if path.endswith("/modeling_zamba.py")])
+left = looks.create_import_structure_from_path.cache_info().maxsize is None
+print(read, left, "ZambaModel" in dir(models), "ZambaModel" in dir(transformers))
+print("scipy" in sys.modules, looks.is_scipy_available(), len(LOSS_MAPPING) > 9)
+"""
 LATE = """
 import transformers.modeling_utils, torch, sys
 there = sys.modules["torch._dynamo"]
@@ -103,6 +119,11 @@ def test_whoever_asks_for_the_compiler_has_it() -> None:
 
 def test_whoever_asks_for_a_part_of_it_has_the_whole_once() -> None:
     assert run(BY_A_PART) == ["True True", "True"]
+
+
+def test_folders_of_networks_are_looked_through_once_and_scipy_is_left_out() -> None:
+    here = importlib.util.find_spec("scipy") is not None
+    assert run(LOOKED) == ["1 False True True", f"False {here} True"]
 
 
 def test_a_compiler_that_is_there_is_left_alone() -> None:

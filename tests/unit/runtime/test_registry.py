@@ -1,3 +1,4 @@
+import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from condensery.errors import (
     CondenseryError,
+    ModelFault,
     ModelNotFound,
     ReportNotFound,
     SettingError,
     Unavailable,
 )
 from condensery.metrics import Metrics
+from condensery.runtime.loader import RunningModel, self_test
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference
 from condensery.runtime.registry import ModelRegistry, make_loader
@@ -497,6 +500,40 @@ async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
             tokens = [t async for t in reader.generate("who?", memory, max_tokens=6)]
             answers.append([token.id for token in tokens])
         assert answers[0] == answers[1]
+
+
+async def test_at_a_start_each_model_is_tried_while_the_next_is_opened(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, tried, lines = asyncio.Event(), list[str](), list[str]()
+
+    async def wait_for_the_next(model: RunningModel) -> None:
+        tried.append(model.info.name)
+        if len(tried) == 1:  # deadlocks where nothing is opened meanwhile
+            await asyncio.wait_for(begun.wait(), 60)
+        await self_test(model)
+        if model.info.name == PAIR:
+            raise ModelFault("NaN")
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if sum("loaded in" in line for line in lines) > 1:
+            loop.call_soon_threadsafe(begun.set)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("condensery.runtime.registry.self_test", wait_for_the_next)
+    settings = Settings(dtype="float32", workers=1)
+    loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
+    models = await ModelRegistry.start(loader, ModelAliases(), 1.0, say)
+    try:
+        assert tried == list(loader.names())
+        assert models.refusals() == {PAIR: "it fails when it is tried: NaN"}
+        assert models.pair().info.name == "another-pair"
+        assert lines.index("warming up") > max(
+            place for place, line in enumerate(lines) if "loaded in" in line
+        )
+    finally:
+        models.close()
 
 
 async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve(
