@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -295,7 +296,8 @@ class Server:
         watch_disk(metrics, settings.data_dir)
         say("loading PyTorch")
         with hashed_once():
-            hashing = asyncio.create_task(asyncio.to_thread(self._hash_models))
+            given_up = threading.Event()
+            hashing = asyncio.create_task(asyncio.to_thread(self._hash_models, given_up))
             await asyncio.sleep(0)  # it begins: importing leaves a core, but the loop has no turn
             try:
                 with kept_for_good():
@@ -307,6 +309,7 @@ class Server:
                 load = load_models if self._models is None else self._models.load
                 registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
             finally:
+                given_up.set()
                 await hashing
         stack.callback(self._close_registry, registry)
         self._tell_generators(registry)
@@ -347,14 +350,20 @@ class Server:
         url = self._greet(listeners[0].getsockname()[1], time.perf_counter() - began)
         say(_example(url, registry, samples=samples, keyed=not self._keys.open))
 
-    def _hash_models(self) -> None:
-        """Hash what is about to be loaded; whoever loads it says what is wrong with it."""
+    def _hash_models(self, given_up: threading.Event) -> None:
+        """Hash what is about to be loaded; whoever loads it says what is wrong with it.
+
+        Args:
+            given_up: Set where nothing more will be loaded.
+        """
         if self._models is not None:  # it loads them elsewhere
             return
         store = ModelStore(shipped_store(), self._settings.own_store)
         named = self._settings.models
         with contextlib.suppress(CondenseryError):
             for name in read_names(named) if named else store.names():
+                if given_up.is_set():
+                    return
                 with contextlib.suppress(CondenseryError):
                     store.open(name)
 

@@ -76,7 +76,9 @@ def import_networks() -> None:
 
 @contextlib.contextmanager
 def _answering_no(module: Any, name: str) -> Iterator[None]:
-    real = getattr(module, name)
+    if (real := getattr(module, name, None)) is None:  # another version's
+        yield
+        return
     setattr(module, name, lambda: False)
     try:
         yield
@@ -93,10 +95,10 @@ class _OneLook:
 
     def __enter__(self) -> None:
         self._theirs: tuple[ModuleType, Any] | None = None
-        sys.meta_path.insert(0, self)
+        sys.meta_path = [self, *sys.meta_path]  # anew: another thread may be going through it
 
     def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         if self._theirs is not None:
             setattr(self._theirs[0], LOOK, self._theirs[1])
 

@@ -145,13 +145,19 @@ class ModelRegistry:
         say: Callable[[str], None] = lambda line: None,
     ) -> "ModelRegistry":
         """Open every model that a loader names and try it, each while the next one is opened."""
-        registry = cls(loader, aliases, drain_seconds)
-        async with asyncio.TaskGroup() as trying:
+        registry, tries = cls(loader, aliases, drain_seconds), list[asyncio.Task[None]]()
+        try:
             for name in loader.names():
                 await asyncio.to_thread(registry._load, name, say)
                 if name in registry._serving:
-                    trying.create_task(registry._try(name, say))
+                    tries.append(asyncio.create_task(registry._try(name, say)))
             say("warming up")
+            await asyncio.gather(*tries)
+        except BaseException:  # no group of tasks: who starts it tells errors by their type
+            for task in tries:
+                task.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+            raise
         registry._settle_defaults()
         return registry
 

@@ -89,7 +89,7 @@ class _Hashes:
         if mine:
             try:
                 known.set_result(sha256_of(path))
-            except OSError as error:
+            except BaseException as error:  # who waits must hear of it, whatever it is
                 known.set_exception(error)
         return known.result()
 

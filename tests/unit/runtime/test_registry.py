@@ -536,6 +536,29 @@ async def test_at_a_start_each_model_is_tried_while_the_next_is_opened(
         models.close()
 
 
+async def test_a_start_that_breaks_leaves_no_model_being_tried_and_tells_why(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[str]()
+
+    async def try_for_ever(model: RunningModel) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(model.info.name)
+
+    def say(line: str) -> None:
+        if line == "warming up":
+            raise BrokenPipeError
+
+    monkeypatch.setattr("condensery.runtime.registry.self_test", try_for_ever)
+    settings = Settings(dtype="float32", workers=1)
+    loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
+    with pytest.raises(BrokenPipeError):
+        await ModelRegistry.start(loader, ModelAliases(), 1.0, say)
+    assert ended == [loader.names()[0]]  # the others waited for their turn
+
+
 async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve(
     store: ModelStore, load: Callable[..., ModelRegistry]
 ) -> None:
