@@ -5,6 +5,7 @@ import http
 import inspect
 import itertools
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -412,7 +413,10 @@ def main() -> None:
 
     described = describe_routes(route_sections(), RequestLimits())
     plain = orjson.loads(orjson.dumps(described))
-    sys.stdout.write(json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
+    text = json.dumps(plain, ensure_ascii=False, indent=1)
+    # What holds no other object is a line. Line feeds within texts are escaped.
+    lines = re.sub(r"\{\n[^{}]*\}", lambda inner: re.sub(r"\n *", " ", inner[0]), text)
+    sys.stdout.write(lines + "\n")
 
 
 if __name__ == "__main__":
