@@ -296,21 +296,17 @@ class Server:
         watch_disk(metrics, settings.data_dir)
         say("loading PyTorch")
         with hashed_once():
-            given_up = threading.Event()
-            hashing = asyncio.create_task(asyncio.to_thread(self._hash_models, given_up))
-            await asyncio.sleep(0)  # it begins: importing leaves a core, but the loop has no turn
-            try:
-                with kept_for_good():
-                    import_networks()
-                    from condensery.runtime.device import release_memory
-                    from condensery.runtime.gpu_metrics import watch_gpus
-                    from condensery.runtime.registry import load_models
+            if self._models is None:  # else it loads them elsewhere
+                # Importing leaves it a core. Nothing waits for its end: it only reads.
+                threading.Thread(target=self._hash_models, name="hashing", daemon=True).start()
+            with kept_for_good():
+                import_networks()
+                from condensery.runtime.device import release_memory
+                from condensery.runtime.gpu_metrics import watch_gpus
+                from condensery.runtime.registry import load_models
 
-                load = load_models if self._models is None else self._models.load
-                registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
-            finally:
-                given_up.set()
-                await hashing
+            load = load_models if self._models is None else self._models.load
+            registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_registry, registry)
         self._tell_generators(registry)
         if self._models is not None:  # before that: what it runs elsewhere outlives this process
@@ -350,20 +346,12 @@ class Server:
         url = self._greet(listeners[0].getsockname()[1], time.perf_counter() - began)
         say(_example(url, registry, samples=samples, keyed=not self._keys.open))
 
-    def _hash_models(self, given_up: threading.Event) -> None:
-        """Hash what is about to be loaded; whoever loads it says what is wrong with it.
-
-        Args:
-            given_up: Set where nothing more will be loaded.
-        """
-        if self._models is not None:  # it loads them elsewhere
-            return
+    def _hash_models(self) -> None:
+        """Hash what is about to be loaded; whoever loads it says what is wrong with it."""
         store = ModelStore(shipped_store(), self._settings.own_store)
         named = self._settings.models
         with contextlib.suppress(CondenseryError):
             for name in read_names(named) if named else store.names():
-                if given_up.is_set():
-                    return
                 with contextlib.suppress(CondenseryError):
                     store.open(name)
 
