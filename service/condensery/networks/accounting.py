@@ -60,6 +60,11 @@ class LayerCost:
         seen = read * (read + 1) // 2
         return self.matrices(read, unused) + self.layers * 4 * self.attention_size * seen
 
+    def prefixed(self, prompt: int, generated: int) -> int:
+        """FLOPs of the same where each position of the prompt sees all of it."""
+        unseen = prompt * (prompt - 1) // 2  # of those behind it, by one that is causal
+        return self.causal(prompt, generated) + self.layers * 4 * self.attention_size * unseen
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
@@ -220,6 +225,7 @@ class PairCost:
         window_token: The pointer's keys and their use, for each of a window's passage tokens.
         token: Output projection and head, for each token generated.
         slots: Positions that memory and rerank tokens take.
+        two_way: Whether each position of the generator's prompt sees all of it.
     """
 
     compressor: LayerCost
@@ -228,6 +234,7 @@ class PairCost:
     window_token: int
     token: int
     slots: int
+    two_way: bool = False
 
     @classmethod
     def of(
@@ -245,20 +252,19 @@ class PairCost:
             else:
                 queries += 2 * memory * hidden_size * hidden_size
                 keys += 2 * hidden_size * (hidden_size + memory)  # keys, and their scores
-        generated = 3 * hidden_size * shape.generator_mlp_size
+        mlp, deep = shape.generator_mlp_size, shape.generator_layers
+        gated = 3 * hidden_size * mlp
+        causal = LayerCost(4 * hidden_size * hidden_size + gated, deep, hidden_size, gated)
+        two_way = _bert(hidden_size, mlp, deep, trimmed=False)
         return cls(
             # A pointer reads the states of the passage's words too.
             compressor=_bert(hidden_size, mlp_size, layers, trimmed=not shape.copy),
-            generator=LayerCost(
-                4 * hidden_size * hidden_size + generated,
-                shape.generator_layers,
-                hidden_size,
-                generated,
-            ),
+            generator=two_way if shape.two_way else causal,
             window=mapping + 2 * hidden_size + queries,
             window_token=keys,
             token=2 * hidden_size * (hidden_size + vocabulary),
             slots=shape.slots,
+            two_way=shape.two_way,
         )
 
     @classmethod
@@ -290,7 +296,10 @@ class PairCost:
 
     def generate(self, prompt: int, generated: int) -> int:
         """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
-        read = self.generator.causal(prompt, generated, unused=prompt - 1)
+        if self.two_way:
+            read = self.generator.prefixed(prompt, generated)
+        else:
+            read = self.generator.causal(prompt, generated, unused=prompt - 1)
         return read + self.token * generated
 
 

@@ -1,5 +1,8 @@
 """Attention over cached keys and values: one forward pass over many sequences, each at its place.
 
+A row sees those before it. Of a model whose attention is not causal, a prompt is read at once, and
+each of its rows sees all of it; what follows is read as of any other.
+
 ``cached_attention`` is registered with transformers under ``CACHED``, so any causal model that goes
 through its attention interface runs in steps (``caching.Step``, ``paging.Tokens``).
 """
@@ -30,6 +33,7 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    two_way: bool = False,
 ) -> Tensor:
     """Write a step's keys and values to the cache, and let each row see its own sequence's.
 
@@ -42,6 +46,7 @@ def attend(
         value: As ``key``.
         scale: Of the scores.
         window: A row sees so many keys, its own included; None is all.
+        two_way: Whether the rows of a prompt see all of it.
 
     Returns:
         (padded, heads, size).
@@ -49,7 +54,7 @@ def attend(
     keys, values = step.cache.layer(layer)
     keys.index_copy_(0, step.places, key)
     values.index_copy_(0, step.places, value)
-    return see(step, layer, query, key, value, scale=scale, window=window)
+    return see(step, layer, query, key, value, scale=scale, window=window, two_way=two_way)
 
 
 def see(
@@ -61,13 +66,20 @@ def see(
     *,
     scale: float,
     window: int | None = None,
+    two_way: bool = False,
 ) -> Tensor:
     """Do what ``attend`` does once a step's keys and values are in the cache."""
     keys, values = step.cache.layer(layer)
     if isinstance(step, Tokens):
         return paged_attention(step, query, keys, values, scale=scale, window=window)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _varlen(step, query, keys, values, scale, window)
+        output = _varlen(step, query, keys, values, scale, window)
+        for chunk in step.chunks if two_way else ():
+            if not chunk.start:
+                rows = slice(chunk.first, chunk.last)
+                part = query[rows], key[rows], value[rows]
+                output[rows] = _chunk(0, *part, scale=scale, window=None, causal=False)
+        return output
     if step.singles == step.padded and native.can_attend(query):
         return native.attend(query, keys, values, *step.singles_see(window), scale)
     output = torch.empty_like(query)
@@ -82,7 +94,10 @@ def see(
         rows = slice(chunk.first, chunk.last)
         # One that begins its prompt has all it sees at hand.
         read = (keys[seen], values[seen]) if chunk.start else (key[rows], value[rows])
-        output[rows] = _chunk(chunk.start, query[rows], *read, scale=scale, window=window)
+        causal = bool(chunk.start) or not two_way
+        output[rows] = _chunk(
+            chunk.start, query[rows], *read, scale=scale, window=window, causal=causal
+        )
     if step.padded > step.total:
         output[step.total :] = 0.0  # not what happened to lie there, a NaN maybe
     return output
@@ -114,13 +129,20 @@ def _singles(
 
 
 def _chunk(
-    start: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
+    start: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    causal: bool,
 ) -> Tensor:
     """Attend from ``query`` (rows, heads, size), at positions from ``start``, to all its keys."""
     count, heads, size = query.shape
     if (window is None or window >= start + count) and native.can_attend_packed(query, key, value):
         return native.attend_packed(
-            query, key, value, np.array([count]), scale=scale, causal=True, before=start
+            query, key, value, np.array([count]), scale=scale, causal=causal, before=start
         )
     shared = key.shape[1]
     mask = None
@@ -139,7 +161,7 @@ def _chunk(
         key,
         value,
         attn_mask=mask,
-        is_causal=mask is None,
+        is_causal=causal and mask is None,
         scale=scale,
     )
     return output.permute(2, 0, 1, 3).reshape(count, heads, size)
@@ -212,8 +234,10 @@ def cached_attention(
             f"{query.shape[2]} queries and {key.shape[2]} keys for a step of {step.padded}"
         )
     refuse_options("cached", options)
-    if not getattr(module, "is_causal", True):
-        raise ValueError("cached attention is causal")
+    two_way = not getattr(module, "is_causal", True)
+    window: int | None = options.get("sliding_window")
+    if two_way and window is not None:
+        raise ValueError("cached attention has no window where it is not causal")
     step.visits += 1
     layer: Any = module.layer_idx
     output = attend(
@@ -223,7 +247,8 @@ def cached_attention(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=options.get("sliding_window"),
+        window=window,
+        two_way=two_way,
     )
     return output[None], None
 

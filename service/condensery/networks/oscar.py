@@ -12,7 +12,7 @@ from transformers import BertConfig
 
 from condensery.networks.dtypes import Calls
 from condensery.networks.oscar_compressor import Compressor
-from condensery.networks.oscar_generator import Generator, standardised
+from condensery.networks.oscar_generator import make_generator, standardised
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.pointers import AnyPointer, BoundsPointer, Pointer, SpanHead, SpanPointer
 
@@ -43,7 +43,7 @@ class OscarPair(nn.Module):
         )
         if isinstance(self.compressor.pointer, SpanHead):
             self.compressor.pointer.sharp = shape.sharp
-        self.generator = Generator(standardised(words), shape)
+        self.generator = make_generator(standardised(words), shape, config.max_position_embeddings)
         table = self.compressor.backbone.embeddings.word_embeddings
         # Not copied: in fp32 it stays mapped from the base's file, as that encoder's own is.
         table.weight = nn.Parameter(words.to(table.weight.dtype), requires_grad=False)

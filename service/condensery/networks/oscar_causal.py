@@ -72,6 +72,11 @@ class CausalGenerator(nn.Module):
         """Return a prompt's embeddings, (1, positions, hidden)."""
         return embed_parts(self.network.get_input_embeddings(), parts)
 
+    def said(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Return the embeddings of an answer's tokens, wherever they stand, (tokens, hidden)."""
+        del places
+        return self.embed([ids])[0]
+
     def forward(self, embeds: Tensor, **backbone: Any) -> Any:
         """Run the backbone over (batch, positions, hidden); extras go to transformers."""
         return self.backbone(inputs_embeds=embeds, **backbone)

@@ -1,16 +1,24 @@
-"""The generator: a small Llama whose prompt holds memory vectors among its word embeddings."""
+"""The small generators: their prompts hold memory vectors among word embeddings, the encoder's own.
+
+One has Llama's layers and sees what comes before. The other has BERT's, sees the whole of a prompt
+from each place of it, and can so begin with what an encoder knows (docs/decisions/0038).
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedModel
 
 from condensery.networks.linear import Dense, form_of
 from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.quantised import Product
+
+QUESTION, PASSAGE = 0, 1  # token types, as the compressor has them
+ANSWER_SHARE = 8  # one in so many of the positions that are known is an answer's
 
 
 def standardised(words: Tensor) -> Tensor:
@@ -40,8 +48,22 @@ def llama_config(shape: OscarShape, hidden_size: int) -> LlamaConfig:
     )
 
 
+def two_way_config(shape: OscarShape, hidden_size: int) -> BertConfig:
+    """Return the backbone's configuration; vocabulary and positions live outside of it."""
+    return BertConfig(
+        vocab_size=1,
+        hidden_size=hidden_size,
+        intermediate_size=shape.generator_mlp_size,
+        num_hidden_layers=shape.generator_layers,
+        num_attention_heads=shape.generator_heads,
+        max_position_embeddings=shape.generator_positions,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+
 class Generator(nn.Module):
-    """A causal language model over embeddings, its word table shared and frozen.
+    """A language model over embeddings, its word table shared and frozen.
 
     Prompt: each passage's memory vectors and one separator, then ``[CLS] question [SEP]``; the
     answer's word pieces follow, [SEP] ends it (OSCAR, arXiv:2504.07109, §3.1).
@@ -49,12 +71,11 @@ class Generator(nn.Module):
 
     words: Tensor
 
-    def __init__(self, words: Tensor, shape: OscarShape) -> None:
+    def __init__(self, backbone: PreTrainedModel, words: Tensor, shape: OscarShape) -> None:
         super().__init__()
         vocabulary, hidden = words.shape
         self.shape = shape
-        self.backbone = LlamaModel(llama_config(shape, hidden))
-        del self.backbone.embed_tokens  # inputs are embeddings already
+        self.backbone = backbone
         self.register_buffer("words", words, persistent=False)
         self.separator = nn.Parameter(torch.randn(hidden))
         self.output = nn.Linear(hidden, hidden, bias=False)
@@ -77,23 +98,29 @@ class Generator(nn.Module):
         """Return a prompt's embeddings, a separator after every part but the last.
 
         Args:
-            parts: Memory vectors (vectors, hidden), or word-piece ids.
+            parts: Memory vectors (vectors, hidden), or word-piece ids; the last is the question.
 
         Returns:
             (1, positions, hidden).
         """
         rows: list[Tensor] = []
         for part in parts:
-            if isinstance(part, Tensor):
-                rows.append(part.to(self.words))
-            else:
-                rows.append(self.words[torch.tensor(part, dtype=torch.long, device=self.device)])
+            rows.append(part.to(self.words) if isinstance(part, Tensor) else self._look_up(part))
             rows.append(self.separator.to(self.words.dtype)[None])
         return torch.cat(rows[:-1])[None]
 
-    def forward(self, embeds: Tensor, **backbone: Any) -> Any:
-        """Run the backbone over (batch, seq, hidden) embeddings; extras go to transformers."""
-        return self.backbone(inputs_embeds=embeds, **backbone)
+    def said(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Return the embeddings of an answer's tokens, (tokens, hidden).
+
+        Args:
+            ids: The tokens'.
+            places: Which token of its answer each is, from 0 on.
+        """
+        del places  # rotations tell where it stands
+        return self._look_up(ids)
+
+    def _look_up(self, ids: Sequence[int]) -> Tensor:
+        return self.words[torch.tensor(ids, dtype=torch.long, device=self.device)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score every word piece after the given states, (..., hidden) to (..., vocabulary)."""
@@ -116,3 +143,138 @@ class Generator(nn.Module):
         """Hold the word table once more, in fewer bits, to score by; it can only infer then."""
         if product.takes(self.words):
             self._head = product(self.words, self.output_bias)
+
+
+class LlamaGenerator(Generator):
+    """One with Llama's layers."""
+
+    def __init__(self, words: Tensor, shape: OscarShape) -> None:
+        backbone = LlamaModel(llama_config(shape, words.shape[1]))
+        del backbone.embed_tokens  # inputs are embeddings already
+        super().__init__(backbone, words, shape)
+
+    def forward(self, embeds: Tensor, **backbone: Any) -> Any:
+        """Run the backbone over (batch, seq, hidden) embeddings; extras go to transformers."""
+        return self.backbone(inputs_embeds=embeds, **backbone)
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Which of the positions that BERT knows the parts of a prompt have, and an answer.
+
+    Each passage stands where the compressor has it, behind the question, whatever stands before it
+    in the prompt: so passages are read alike in any order, and a prompt may have more positions
+    than BERT. Answers have positions of their own.
+
+    Attributes:
+        known: Positions that are known.
+    """
+
+    known: int
+
+    @property
+    def answers_from(self) -> int:
+        """The first that is an answer's."""
+        return self.known - self.known // ANSWER_SHARE
+
+    def question(self, count: int) -> list[int]:
+        """Return the positions of a question with its special tokens, ``count`` in all."""
+        return [min(place, self.answers_from - 1) for place in range(count)]
+
+    def passage(self, count: int, question: int) -> list[int]:
+        """Return the positions of a passage and its separator, ``count`` in all.
+
+        Args:
+            count: Past the last position they begin anew.
+            question: Positions of the question.
+        """
+        first = min(question, self.answers_from // 2)
+        return [first + place % (self.answers_from - first) for place in range(count)]
+
+    def answer(self, places: Sequence[int]) -> list[int]:
+        """Return the positions of an answer's tokens; all from some on share the last one."""
+        return [min(self.answers_from + place, self.known - 1) for place in places]
+
+
+class TwoWayGenerator(Generator):
+    """One with BERT's layers, whose prompts are read in both directions, and answers forwards.
+
+    A prompt read so can't be continued by more of it, and has to be read at once (a "prefix", Dong
+    et al., arXiv:1905.03197, section 2).
+
+    Args:
+        words: (vocabulary, hidden), standardised.
+        shape: The pair's dimensions.
+        known: Positions that are known, as many as the encoder's.
+    """
+
+    def __init__(self, words: Tensor, shape: OscarShape, known: int) -> None:
+        hidden = words.shape[1]
+        backbone = BertModel(two_way_config(shape, hidden), add_pooling_layer=False)
+        del backbone.embeddings  # inputs are embeddings already
+        super().__init__(backbone, words, shape)
+        self.placing = Placing(known)
+        self.positions = nn.Embedding(known, hidden)
+        self.kinds = nn.Embedding(2, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=backbone.config.layer_norm_eps)
+        self.word_scale = nn.Parameter(torch.ones(()))
+        self.word_mean = nn.Parameter(torch.zeros(hidden))
+        self.answered = nn.Parameter(torch.zeros(hidden))  # what tells an answer from a question
+
+    def embed(self, parts: Sequence[PromptPart]) -> Tensor:
+        """Do what ``Generator.embed`` does, and place each of them."""
+        *passages, question = parts
+        places: list[int] = []
+        for passage in passages:
+            places += self.placing.passage(len(passage) + 1, len(question))
+        kinds = [PASSAGE] * len(places) + [QUESTION] * len(question)
+        places += self.placing.question(len(question))
+        return self.place(super().embed(parts)[0], self._whole(places), self._whole(kinds))[None]
+
+    def said(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Do what ``Generator.said`` does, and place each of them."""
+        at = self._whole(self.placing.answer(places))
+        return self.place(self._look_up(ids), at, torch.zeros_like(at), answered=True)
+
+    def place(
+        self, rows: Tensor, places: Tensor, kinds: Tensor, *, answered: Tensor | bool = False
+    ) -> Tensor:
+        """Return what the layers read: vectors with position and kind, normalised.
+
+        Args:
+            rows: Words or memory vectors, (rows, hidden).
+            places: Their positions, (rows,).
+            kinds: QUESTION or PASSAGE, (rows,).
+            answered: Whether they are an answer's, (rows,), or for all of them.
+        """
+        whole = rows * self.word_scale + self.word_mean + self.positions(places) + self.kinds(kinds)
+        if isinstance(answered, Tensor):
+            whole = whole + answered[:, None].to(whole.dtype) * self.answered
+        elif answered:
+            whole = whole + self.answered
+        placed: Tensor = self.norm(whole)
+        return placed
+
+    def forward(self, embeds: Tensor, attention_mask: Tensor | None = None, **backbone: Any) -> Any:
+        """Run the backbone over (batch, seq, hidden) embeddings; extras go to its attention."""
+        for name in ("position_ids", "use_cache"):  # what Llama's take
+            backbone.pop(name, None)
+        return self.backbone.get_submodule("encoder")(embeds, attention_mask, **backbone)
+
+    def _whole(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
+
+
+def make_generator(
+    words: Tensor, shape: OscarShape, known: int
+) -> LlamaGenerator | TwoWayGenerator:
+    """Make the generator of a pair with random weights.
+
+    Args:
+        words: (vocabulary, hidden), standardised.
+        shape: The pair's dimensions.
+        known: Positions that the encoder knows.
+    """
+    if shape.two_way:
+        return TwoWayGenerator(words, shape, known)
+    return LlamaGenerator(words, shape)

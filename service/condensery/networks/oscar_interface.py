@@ -179,7 +179,7 @@ class CompressorNetwork(Protocol):
 
 
 class GeneratorNetwork(Protocol):
-    """A causal language model over embeddings."""
+    """A language model over embeddings."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -193,6 +193,15 @@ class GeneratorNetwork(Protocol):
 
     def embed(self, parts: Sequence[PromptPart]) -> Tensor:
         """Return a prompt's embeddings, separators included, (1, positions, hidden)."""
+        ...
+
+    def said(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Return the embeddings of an answer's tokens, (tokens, hidden).
+
+        Args:
+            ids: The tokens'.
+            places: Which token of its answer each is, from 0 on.
+        """
         ...
 
     def __call__(self, embeds: Tensor, **backbone: Any) -> Any:

@@ -41,7 +41,7 @@ def longest_question(text_tokens: int, beside: int) -> int:
 
 def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what manifests written before the field was there don't have."""
-    later = {"fewer", "walk", "bounds", "sharp", "ask_first", "quote"}
+    later = {"fewer", "walk", "bounds", "sharp", "ask_first", "quote", "two_way"}
     return {name: v for name, v in values.items() if name not in later or v}
 
 
@@ -148,6 +148,8 @@ class OscarShape(BertShape):
         ask_first: Whether the question stands before the passages too where any of them is read as
             text: a generator sees nothing that comes later, so it reads them knowing what is asked.
         quote: Whether an answer is held to the words of the passages read, one stretch of them.
+        two_way: Whether the generator has BERT's layers, and all of a prompt sees all of it; else
+            it has Llama's, and each place of a prompt sees those before it.
         generator_layers: Layers of the generator.
         generator_heads: Attention heads of the generator.
         generator_mlp_size: Neurons of each of the generator's MLPs.
@@ -160,6 +162,7 @@ class OscarShape(BertShape):
     sharp: bool = False
     ask_first: bool = False
     quote: bool = False
+    two_way: bool = False
     generator_layers: int = 4
     generator_heads: int = 6
     generator_mlp_size: int = 1024
@@ -177,3 +180,5 @@ class OscarShape(BertShape):
             raise ValueError("bounds and walk are true: a pointer does one of them")
         if self.sharp and not (self.walk or self.bounds):
             raise ValueError("sharp is true, but walk and bounds are false: nothing to choose")
+        if self.two_way and self.ask_first:
+            raise ValueError("ask_first and two_way are true: one that sees all needs no order")

@@ -1,4 +1,4 @@
-"""A causal backbone that is run in steps over many sequences, its keys and values cached by us."""
+"""A backbone that is run in steps over many sequences, its keys and values cached by us."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -38,6 +38,9 @@ class Stepper:
         network: In the device and dtype it runs in; its backbone's attention is replaced, and its
             linear layers by those that take few rows fast.
 
+    Attributes:
+        whole_prompts: Whether a prompt has to be read at once, since all of it sees all of it.
+
     Raises:
         CorruptModel: The backbone does not give the same numbers in steps as at once.
     """
@@ -60,6 +63,9 @@ class Stepper:
             )
         if isinstance(network, nn.Module):
             prepack_linears(network, fp32=True)
+        self.whole_prompts = not all(
+            getattr(module, "is_causal", True) for module in backbone.modules()
+        )
         self._take_over(backbone)
 
     @property
@@ -103,6 +109,10 @@ class Stepper:
         """Return a prompt's embeddings, (positions, hidden)."""
         return self._network.embed(parts)[0]
 
+    def said(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Return the embeddings of answers' tokens, each at a place of its answer."""
+        return self._network.said(ids, places)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Score every token after the given states, (rows, hidden) to (rows, vocabulary), fp32."""
         return self._network.logits(hidden).float()
@@ -123,6 +133,16 @@ class Stepper:
             raise ValueError(f"{step.visits - visits} of {self.layers} layers used the cache")
         return hidden[: step.total]
 
+    def _at_once(self, row: Tensor, prompt: int) -> Tensor:
+        """Run (positions, hidden), of which so many are a prompt, without a cache."""
+        options: dict[str, Any] = {"use_cache": False}
+        if self.whole_prompts:
+            seen = torch.ones(len(row), len(row), dtype=torch.bool, device=row.device).tril()
+            seen[:prompt, :prompt] = True
+            options["attention_mask"] = seen[None, None]
+        hidden: Tensor = self._network(row[None], **options).last_hidden_state[0]
+        return hidden
+
     @torch.inference_mode()
     def _take_over(self, backbone: PreTrainedModel) -> None:
         """Replace the attention, and see that nothing has changed: read at once, and in pieces."""
@@ -132,7 +152,8 @@ class Stepper:
         probes = [row.to(device=self.device, dtype=self._network.dtype) for row in rows]
         part_steps(backbone)  # another stepper may have taken it before
         backbone.set_attn_implementation("sdpa")
-        wanted = [self._network(row[None], use_cache=False).last_hidden_state[0] for row in probes]
+        prompts = (8, 16)
+        wanted = [self._at_once(row, prompt) for row, prompt in zip(probes, prompts, strict=True)]
         backbone.set_attn_implementation(CACHED)
         fuse_steps(backbone, probes[0])
         trim_last(backbone)
@@ -141,9 +162,9 @@ class Stepper:
         actual: list[list[Tensor]] = [[], []]
         # The second is a chunk behind, so that chunks and single tokens meet.
         for first, second in (
-            ((0, 8), None),
-            ((8, 9), (0, 16)),
-            (None, (16, 20)),
+            ((0, prompts[0]), None),
+            ((prompts[0], 9), (0, prompts[1])),
+            (None, (prompts[1], 20)),
             (None, (20, 21)),
         ):
             which = [(i, part) for i, part in enumerate((first, second)) if part is not None]

@@ -292,6 +292,7 @@ class Engine:
             steps=self._in_flight.values(),
             own_seconds=self._step_times.estimate(len(self._running), 0),
             express=express,
+            whole=self._stepper.whole_prompts,
         )
         if not chunks:  # nothing is ready; or all of it joins the step under way
             return None

@@ -282,6 +282,7 @@ def schedule_step(
     steps: abc.Collection[InFlightStep],
     own_seconds: float,
     express: bool,
+    whole: bool = False,
 ) -> list[ScheduledChunk]:
     """Choose a step's chunks: those that wait for a token, then pieces of prompts.
 
@@ -296,6 +297,7 @@ def schedule_step(
         batch_tokens: Of one in which nobody does.
         own_seconds: How long a step of single tokens of all that run should take.
         express: No prompts: it is there for what is short.
+        whole: Each prompt at once, however long, as the model can't read it otherwise.
 
     Returns:
         Nothing where all are to join the next step of a worker that is busy.
@@ -315,8 +317,9 @@ def schedule_step(
     for sequence in in_prompt[: -(-len(in_prompt) // max(1, idle))]:
         if left <= 0:
             break
+        unread = sequence.size - sequence.done
         most = min(left, BACKGROUND_POSITIONS) if sequence.background else left
-        chunks.append(ScheduledChunk(sequence, min(sequence.size - sequence.done, most)))
+        chunks.append(ScheduledChunk(sequence, unread if whole else min(unread, most)))
         left -= chunks[-1].count
     return chunks
 

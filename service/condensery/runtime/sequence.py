@@ -506,8 +506,14 @@ def _begin_after(prefix: Prefix, cache: Cache, chunk: ScheduledChunk) -> None:
 
 def _rows(stepper: Stepper, chunks: abc.Sequence[ScheduledChunk]) -> Tensor:
     """Return the rows of a step, (total, hidden)."""
-    ids = [token for c in chunks if c.sequence.embeds is None for token in c.sequence.unread]
-    looked_up = stepper.embed([ids]) if ids else None
+    going_on = [chunk for chunk in chunks if chunk.sequence.embeds is None]
+    ids = [token for chunk in going_on for token in chunk.sequence.unread]
+    places = [
+        chunk.start - chunk.sequence.size + token
+        for chunk in going_on
+        for token in range(len(chunk.sequence.unread))
+    ]
+    looked_up = stepper.said(ids, places) if ids else None
     if looked_up is not None and len(looked_up) == sum(chunk.count for chunk in chunks):
         return looked_up
     rows: list[Tensor] = []

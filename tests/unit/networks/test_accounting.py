@@ -35,6 +35,11 @@ def test_a_causal_token_sees_itself_and_those_before() -> None:
     assert LayerCost(10, 2, 4).causal(3, 1) == LayerCost(10, 2, 4).causal(3, 0)
 
 
+def test_a_prompt_that_sees_all_of_itself_is_a_square_and_what_follows_sees_what_came() -> None:
+    # 3 positions of a prompt see 3 each; the one token that is read again sees 4.
+    assert LayerCost(10, 2, 4).prefixed(3, 2) == 2 * (2 * 10 * 4) + 2 * (4 * 4 * (9 + 4))
+
+
 def test_what_nothing_reads_costs_less_in_the_last_layer() -> None:
     # 6 of the last layer's weights are not multiplied for 2 of 3 tokens.
     whole, trimmed = LayerCost(10, 2, 4), LayerCost(10, 2, 4, trimmed=6)
@@ -80,6 +85,22 @@ def test_the_compressors_figure_is_what_torch_counts(shape: dict[str, bool]) -> 
     # The counter sees no fused attention: scores, and their use, of 2 layers 32 wide.
     scores = 2 * 4 * 32 * 64 * 64
     assert cost_of(pair).compress(question, passage) == counter.get_total_flops() + scores
+
+
+def test_the_figure_of_one_that_reads_both_ways_is_what_torch_counts() -> None:
+    pair = tiny_pair(two_way=True)
+    backbone = pair.generator.backbone
+    backbone.set_attn_implementation("eager")
+    prompt, generated = 7, 4
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        hidden = pair.generator(torch.randn(1, prompt, 32)).last_hidden_state
+        pair.generator.logits(hidden[:, -1])
+        for _ in range(generated - 1):  # the keys of those before it would be there already
+            pair.generator(torch.randn(1, 1, 32))
+            pair.generator.logits(hidden[:, -1])
+    # The single tokens saw themselves alone: of 2 layers, 32 wide, those before are missing.
+    before = sum(2 * 4 * 32 * (prompt + token) for token in range(generated - 1))
+    assert cost_of(pair).generate(prompt, generated) == counter.get_total_flops() + before
 
 
 def test_the_generators_figure_is_what_torch_counts_but_for_masked_scores() -> None:

@@ -32,6 +32,7 @@ def test_a_shape_survives_the_manifest_and_refuses_unknown_names() -> None:
         tiny_shape(walk=True, sharp=True),
         tiny_shape(bounds=True, sharp=True),
         tiny_shape(ask_first=True, quote=True),
+        tiny_shape(two_way=True),
     ):
         assert OscarShape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
     with pytest.raises(TypeError, match="colour"):
@@ -58,6 +59,7 @@ def test_a_manifest_from_before_there_were_rates_stays_as_it_was() -> None:
         ("walk", 1),
         ("bounds", 1),
         ("sharp", 1),
+        ("two_way", 1),
         ("fewer", 4),
         ("fewer", [4.0]),
         ("fewer", [True]),
@@ -88,6 +90,11 @@ def test_a_causal_pairs_rates_are_checked_too(changes: dict[str, Any], says: str
         values["generator"]["memory"] = ["<MEM>"]
     with pytest.raises(ValueError, match=says):
         CausalShape.from_dict(values)
+
+
+def test_who_sees_all_of_a_prompt_needs_no_question_first() -> None:
+    with pytest.raises(ValueError, match="ask_first and two_way are true"):
+        tiny_shape(ask_first=True, two_way=True)
 
 
 def test_rates_are_tokens_of_a_full_window_a_vector() -> None:

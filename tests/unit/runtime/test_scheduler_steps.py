@@ -45,6 +45,7 @@ def counts(
     idle: int = 1,
     *,
     express: bool = False,
+    whole: bool = False,
 ) -> list[int]:
     chunks = schedule_step(
         ready,
@@ -54,6 +55,7 @@ def counts(
         steps=steps,
         own_seconds=(times or step_times(0.05)).estimate(running, 0),
         express=express,
+        whole=whole,
     )
     return [chunk.count for chunk in chunks]
 
@@ -106,6 +108,13 @@ def test_what_nobody_waits_for_runs_by_itself_in_short_pieces() -> None:
     assert counts([token], 1) == [1]
     assert counts([shadow, sequence(30), token], 3) == [30]
     assert counts([shadow, sequence(), token], 3) == [1]
+
+
+def test_where_prompts_have_to_be_read_whole_a_step_takes_as_many_as_begin_within_it() -> None:
+    ready, times = [sequence(3000), sequence(40), sequence()], step_times(1.0)
+    assert counts(ready, 3, times=times, whole=True) == [1, 3000]
+    assert counts([sequence(1500), sequence(1500), sequence(9)], 3, whole=True) == [1500, 1500]
+    assert counts([sequence(1000, background=True)], 1, whole=True) == [1000]
 
 
 def test_tokens_that_were_certain_are_read_together_and_leave_less_room() -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from condensery.methods.oscar.data import UNSCORED, Ids
+from condensery.methods.oscar.prefixes import Prefixes
 from condensery.networks.oscar_compressor import CompressorInput
+from condensery.networks.oscar_generator import PASSAGE, QUESTION, Placing
 from condensery.networks.oscar_packing import Pairing, Specials, pack
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.packing import Packing
@@ -69,6 +71,7 @@ class Layout:
         shape: The pair's dimensions.
         specials: Special token ids.
         slot_positions: Position ids of the compressor's slots.
+        placing: Of a two-way generator, where the parts of its prompts stand.
         dtype: Of the forward pass.
         device: Of the forward pass.
     """
@@ -76,6 +79,7 @@ class Layout:
     shape: OscarShape
     specials: Specials
     slot_positions: Sequence[int]
+    placing: Placing | None = None
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
 
@@ -96,6 +100,9 @@ class Batch:
         answers: Of them its first token and how many it has, 0: none, (known rows, 2).
         prompt: The generator's word ids of all items, (total,); memory and separators hold 0.
         packing: Where each item's prompt lies.
+        places: Of a two-way generator, the positions of ``prompt``, their kinds, and 1 where they
+            are an answer's, (3, total).
+        prefixes: Of such a generator, what of ``packing`` are prompts.
         memory_at: Positions in ``prompt`` of each row's memory vectors, (rows, l).
         spelled_at: Positions of the vectors that are spelled, (spelled rows * l,).
         spelled: The words they spell, as long.
@@ -118,6 +125,8 @@ class Batch:
     answers: Tensor
     prompt: Tensor
     packing: Packing
+    places: Tensor | None
+    prefixes: Prefixes | None
     memory_at: Tensor
     spelled_at: Tensor
     spelled: Tensor
@@ -174,6 +183,10 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
         answers=whole([_bounds(rows[i]) for i in known]),
         prompt=packing.row(prompts.ids)[0],
         packing=packing,
+        places=torch.cat([packing.row(row) for row in zip(*prompts.places, strict=True)])
+        if prompts.places
+        else None,
+        prefixes=Prefixes(packing, prompts.heads) if prompts.places else None,
         memory_at=whole(prompts.memory_at),
         spelled_at=whole(prompts.spelled_at),
         spelled=whole(prompts.spelled),
@@ -218,6 +231,8 @@ class _Prompts:
         self._layout = layout
         self.ids: list[int] = []
         self.lengths: list[int] = []
+        self.heads: list[int] = []  # how much of each is a prompt
+        self.places: list[tuple[int, int, int]] = []  # of a two-way generator's
         self.memory_at: list[list[int]] = []
         self.spelled_at: list[int] = []
         self.spelled: list[int] = []
@@ -270,8 +285,23 @@ class _Prompts:
             self.repeats_at.extend([len(self.labels) + i] * len(before))
             self.repeats.extend(before)
         self.labels.extend(target)
+        self.heads.append(len(ids) - begin)
         ids.extend(fed)
         self.lengths.append(len(ids) - begin)
+        sizes = [memory] * passages
+        sizes += [len(row.passage) if item.plain else memory for row in item.rows]
+        self._place(sizes, len(asked), len(fed))
+
+    def _place(self, passages: Sequence[int], question: int, answer: int) -> None:
+        """Say where a two-way generator has what was laid, each passage with its separator."""
+        placing = self._layout.placing
+        if placing is None:
+            return
+        for size in passages:
+            at = placing.passage(size + 1, question)
+            self.places += [(place, PASSAGE, 0) for place in at]
+        self.places += [(place, QUESTION, 0) for place in placing.question(question)]
+        self.places += [(place, QUESTION, 1) for place in placing.answer(range(answer))]
 
     def _spell(self, answer: Ids) -> list[int]:
         """Return the words that vectors spell: the first ones, and the last for the rest."""

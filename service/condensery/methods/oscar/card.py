@@ -23,6 +23,7 @@ PLOTS = {
     "abstention": "what a least relevance keeps and stops",
 }
 WALL = "wall clock "
+TWO_WAY = ", sees a prompt from both sides"
 # What sets.load_sets keeps out, whatever the questions are.
 KEPT_OUT = (
     "Kept out by each run: questions that SQuAD's dev set asks too or that are of its articles,",
@@ -54,7 +55,7 @@ def _halves(shape: dict[str, Any], base: str | None) -> list[str]:
     else:
         own = OscarShape.from_dict(shape)
         kind = f"The compressor, started from {base}," if base else "The compressor"
-        compressor, generator = own, f"has {own.generator_layers} layers"
+        compressor, generator = own, f"has {own.generator_layers} layers{TWO_WAY * own.two_way}"
         positions = own.generator_positions
         copies = ""
         if own.copy:

@@ -12,7 +12,7 @@ from condensery.errors import InputError
 from condensery.methods.oscar.packs import Start, open_pack, write_pack
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
-from condensery.methods.oscar.starting import language_model_shape
+from condensery.methods.oscar.starting import encoder_shape, language_model_shape
 from condensery.methods.oscar.training import VALIDATED, train
 from condensery.methods.trainer.arguments import add_flags, add_machine, given_flags, open_setup
 from condensery.networks.oscar_shape import OscarShape
@@ -105,6 +105,10 @@ def check(args: argparse.Namespace) -> None:
                 field="reader_share",
                 value=args.reader_share,
             )
+    if args.two_way and args.language_model:
+        raise InputError(
+            "--language-model: a two-way generator starts from the encoder", field="language_model"
+        )
     if args.start_generator and args.language_model:
         raise InputError(
             "--start-generator: the generator comes from --language-model", field="start_generator"
@@ -124,6 +128,8 @@ def beginning(args: argparse.Namespace) -> Start:
     from condensery.methods.oscar.sets import Source
 
     shape = given_flags(args, SHAPE)
+    if shape.get("two_way"):
+        shape = {**encoder_shape(args.base), **shape}
     if args.language_model:
         shape = {**language_model_shape(args.language_model), **shape}
     try:

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from condensery.methods.oscar.batches import IGNORED, Batch
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_generator import LlamaGenerator, TwoWayGenerator
 
 SOFT_WORD_NOISE = 0.2  # of words of unit RMS
 
@@ -61,7 +62,12 @@ def prompt_embeds(pair: OscarPair, batch: Batch, memory: Tensor | None) -> Tenso
         at = batch.memory_at.reshape(-1)
         flat = flat.index_copy(0, at, memory.reshape(len(at), -1).to(flat.dtype))
     separators = generator.separator.to(flat.dtype).expand(len(batch.separator_at), -1)
-    return flat.index_copy(0, batch.separator_at, separators)
+    flat = flat.index_copy(0, batch.separator_at, separators)
+    if isinstance(generator, TwoWayGenerator):
+        assert batch.places is not None
+        places, kinds, answered = batch.places
+        flat = generator.place(flat, places, kinds, answered=answered)
+    return flat
 
 
 def soft_word_vectors(ids: Tensor, words: Tensor) -> Tensor:
@@ -118,14 +124,20 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
     with _Copying(pair, batch) as copying:
         hidden = pair.generator(
             prompt_embeds(pair, batch, memory)[None],
-            position_ids=batch.packing.position_ids,
-            packing=batch.packing,
+            **_reading(batch),
         ).last_hidden_state[0]
     likely = F.log_softmax(pair.generator.logits(hidden[batch.labels_at]).float(), dim=-1)
     answer = F.nll_loss(likely, batch.labels)
     again = likely[batch.repeats_at, batch.repeats].exp().clamp(max=1 - 1e-5)
     repeats = -torch.log1p(-again).sum() / len(batch.labels)
     return Losses(answer, relevance, score, pointer, repeats, copying.loss)
+
+
+def _reading(batch: Batch) -> dict[str, object]:
+    """Return how the generator's attention reads a batch."""
+    if batch.prefixes is not None:
+        return {"prefixes": batch.prefixes}
+    return {"packing": batch.packing, "position_ids": batch.packing.position_ids}
 
 
 class _Copying:
@@ -137,8 +149,7 @@ class _Copying:
     """
 
     def __init__(self, pair: OscarPair, batch: Batch) -> None:
-        layers = pair.generator.backbone.layers
-        self._attention: Any = layers[max(0, len(layers) - 2)].self_attn
+        self._attention, self._query, self._key = _looking(pair.generator)
         self._batch = batch
         self._handle: RemovableHandle | None = None
         self.loss = torch.zeros((), device=batch.prompt.device)
@@ -155,26 +166,40 @@ class _Copying:
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Work the loss out from what the layer's attention is about to read."""
         hidden = (args[0] if args else kwargs["hidden_states"])[0]
-        cos, sin = (part[0] for part in kwargs["position_embeddings"])
-        batch, size = self._batch, self._attention.head_dim
+        rotary = kwargs.get("position_embeddings")
+        batch, whole = self._batch, self._attention.config.num_attention_heads
+        size = hidden.shape[1] // whole
         looking = batch.labels_at[batch.copied_at]
         whose = batch.packing.sequence_ids[looking]
         starts = batch.packing.starts[whose]
         place = torch.arange(batch.packing.longest, device=hidden.device)
         seen = starts[:, None] + place <= looking[:, None]
         keys_at = (starts[:, None] + place).clamp(max=len(hidden) - 1)
-        heads = max(1, self._attention.config.num_attention_heads // 2)
+        heads = max(1, whole // 2)
 
-        def rotated(projection: nn.Module, at: Tensor) -> Tensor:
-            states = projection(hidden).view(len(hidden), -1, size)[:, :heads]
-            turned = torch.cat([-states[..., size // 2 :], states[..., : size // 2]], dim=-1)
-            placed: Tensor = (states * cos[:, None] + turned * sin[:, None])[at]
-            return placed
+        def placed(projection: nn.Module, at: Tensor) -> Tensor:
+            states: Tensor = projection(hidden).view(len(hidden), -1, size)[:, :heads]
+            if rotary is not None:
+                cos, sin = (part[0] for part in rotary)
+                turned = torch.cat([-states[..., size // 2 :], states[..., : size // 2]], dim=-1)
+                states = states * cos[:, None] + turned * sin[:, None]
+            return states[at]
 
-        query = rotated(self._attention.q_proj, looking)  # (looking, heads, size)
-        key = rotated(self._attention.k_proj, keys_at)  # (looking, longest, heads, size)
+        query = placed(self._query, looking)  # (looking, heads, size)
+        key = placed(self._key, keys_at)  # (looking, longest, heads, size)
         scores = torch.einsum("nhd,nlhd->nhl", query, key).float() * size**-0.5
         likely = scores.masked_fill(~seen[:, None], -torch.inf).log_softmax(-1)
         wanted = (batch.copied - starts)[:, None, None].expand(-1, heads, 1)
         of_heads = likely.gather(-1, wanted).squeeze(-1)
         self.loss = (math.log(heads) - of_heads.logsumexp(-1)).mean()
+
+
+def _looking(generator: LlamaGenerator | TwoWayGenerator) -> tuple[Any, nn.Module, nn.Module]:
+    """Return the attention of the last layer but one, and what makes its queries and keys."""
+    two_way = isinstance(generator, TwoWayGenerator)
+    layers: Any = generator.backbone.get_submodule("encoder.layer" if two_way else "layers")
+    layer = layers[max(0, len(layers) - 2)]
+    if two_way:
+        attention = layer.attention.self
+        return attention, attention.query, attention.key
+    return layer.self_attn, layer.self_attn.q_proj, layer.self_attn.k_proj

@@ -23,8 +23,10 @@ from condensery.methods.oscar.starting import (
     start_from,
     start_generator,
     start_only_generator,
+    start_two_way,
 )
 from condensery.methods.trainer.texts import open_tokenizer
+from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.store import ModelStore, shipped_store
 from condensery.store.weights import load_state
@@ -91,6 +93,7 @@ def prepare(
     pair = new_pair(origins.base, shape)
     origin: dict[str, object] = {"encoder": digest(origins.base)}
     state, name = start_state(origins)
+    taken = False
     if state is not None:
         taken = start_from(pair, state, name)
         origin["start"] = name
@@ -101,6 +104,9 @@ def prepare(
         origin["reader"] = ", ".join(map(digest, origins.readers))
         if origins.reader_share != 1:
             origin["reader_share"] = origins.reader_share
+    if shape.two_way and not taken:
+        start_two_way(pair, Specials.of(tokenizer).end)
+        origin["generator"] = "the compressor's layers"
     if origins.language_model is not None:
         start_generator(pair, origins.language_model, tokenizer)
         origin["language_model"] = digest(origins.language_model)

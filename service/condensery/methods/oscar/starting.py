@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from condensery.errors import InputError
+from condensery.methods.oscar.prefixes import PREFIXED
 from condensery.methods.trainer.checkpoints import latest
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_generator import TwoWayGenerator
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.pointers import SpanHead, SpanPointer
 
@@ -51,7 +53,7 @@ def empty_pair(config: BertConfig, shape: OscarShape, words: Tensor) -> OscarPai
     pair = OscarPair(config, shape, words)
     # As when it serves: nothing is padded, which took a third of a step.
     pair.compressor.backbone.set_attn_implementation(PACKED)
-    pair.generator.backbone.set_attn_implementation(PACKED)
+    pair.generator.backbone.set_attn_implementation(PREFIXED if shape.two_way else PACKED)
     return pair
 
 
@@ -61,12 +63,59 @@ def language_model_shape(folder: Path) -> dict[str, int]:
     Raises:
         InputError: Its ``config.json`` can't be read.
     """
-    config = _config(folder)
+    return _sizes(_config(folder))
+
+
+def encoder_shape(folder: Path) -> dict[str, int]:
+    """Return the fields of ``OscarShape`` that are an encoder's where the generator is two-way.
+
+    Raises:
+        InputError: Its ``config.json`` can't be read.
+    """
+    return _sizes(_config(folder, "base"))
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
     return {
         "generator_layers": config["num_hidden_layers"],
         "generator_heads": config["num_attention_heads"],
         "generator_mlp_size": config["intermediate_size"],
     }
+
+
+def start_two_way(pair: OscarPair, separator: int) -> None:
+    """Give a two-way generator what the compressor has, so that it can read.
+
+    Its first layers, of those that are as large; positions, token types and the first norm; and
+    the scale and mean of the words, which it reads standardised.
+
+    Args:
+        pair: With its compressor's weights.
+        separator: The word that separates question and passage for the compressor.
+
+    Raises:
+        InputError: Its layers are of another size than the compressor's, or more.
+    """
+    generator, backbone = pair.generator, pair.compressor.backbone
+    assert isinstance(generator, TwoWayGenerator)
+    own = generator.backbone.state_dict()
+    theirs = backbone.state_dict()
+    odd = [n for n in own if n not in theirs or theirs[n].shape != own[n].shape]
+    if odd:
+        raise InputError(
+            f"two_way: its layers are not the encoder's: {_differing(odd, own, theirs)}",
+            field="two_way",
+        )
+    generator.backbone.load_state_dict({n: theirs[n] for n in own})
+    given = backbone.embeddings
+    words = given.word_embeddings.weight.detach().float()
+    with torch.no_grad():
+        generator.positions.weight.copy_(given.position_embeddings.weight)
+        generator.kinds.weight.copy_(given.token_type_embeddings.weight)
+        generator.norm.load_state_dict(given.LayerNorm.state_dict())
+        generator.word_mean.copy_(words.mean(0))
+        generator.word_scale.copy_((words - words.mean(0)).pow(2).mean(-1).sqrt().mean())
+        generator.separator.copy_(generator.words[separator])
 
 
 def start_generator(pair: OscarPair, folder: Path, tokenizer: Tokenizer) -> None:
@@ -274,14 +323,14 @@ def _size(tensor: Tensor | None) -> str:
     return "is missing" if tensor is None else str(tuple(tensor.shape))
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path, field: str = "language_model") -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         missing = [name for name in NEEDED if name not in config]
     except (OSError, ValueError) as error:
-        raise _refused(folder, f"config.json: {error}") from error
+        raise _refused(folder, f"config.json: {error}", field) from error
     if missing:
-        raise _refused(folder, f"config.json has no {', '.join(missing)}")
+        raise _refused(folder, f"config.json has no {', '.join(missing)}", field)
     return config
 
 

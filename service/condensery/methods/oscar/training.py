@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 TERMS = ("answer", "relevance", "score", "pointer", "repeats", "copies")
 VALIDATED, FEWEST = 60, 20  # questions of a validation; fewer may lack five passages
 AT_ONCE = 16  # questions asked side by side
+# Of a two-way generator, what an encoder knows already; the rest of it is new.
+TWO_WAY_PARTS = tuple(f"generator.{part}." for part in ("backbone", "positions", "kinds", "norm"))
 SENTENCE_ENDS = (".", "!", "?")  # a token each, of BERT's
 
 
@@ -144,7 +146,8 @@ def groups(pair: OscarPair, recipe: Recipe) -> list[Group]:
     def rate(name: str) -> float:
         if name.startswith("compressor.backbone."):
             return recipe.backbone_rate
-        if name.startswith("generator.") and name != "generator.separator":
+        pretrained = TWO_WAY_PARTS if pair.shape.two_way else ("generator.",)
+        if name.startswith(pretrained) and name != "generator.separator":
             return recipe.generator_rate
         return recipe.new_rate
 
@@ -163,6 +166,7 @@ class PairTraining(Method[OscarPair, list[Item]]):
             self.module.shape,
             Specials.of(self._tokenizer),
             self.module.compressor.slot_positions,
+            getattr(self.module.generator, "placing", None),
             setup.dtype,
             setup.device,
         )

@@ -11,8 +11,10 @@ from transformers import BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
 from condensery.errors import InputError
 from condensery.methods.oscar.exporting import export
+from condensery.methods.oscar.prefixes import Prefixes
 from condensery.methods.oscar.starting import (
     END_OFFSET,
+    encoder_shape,
     language_model_shape,
     new_pair,
     run_commands,
@@ -21,11 +23,13 @@ from condensery.methods.oscar.starting import (
     start_from,
     start_generator,
     start_only_generator,
+    start_two_way,
 )
 from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_generator import standardised
+from condensery.networks.oscar_generator import TwoWayGenerator, standardised
+from condensery.networks.packing import Packing
 from condensery.networks.pointers import BoundsPointer, SpanPointer
 
 SHAPE = tiny_shape(generator_layers=3)
@@ -280,6 +284,41 @@ def test_a_generator_alone_may_be_gone_on_from(base_folder: Path) -> None:
     deeper = tiny_pair(generator_layers=3).own_state()
     with pytest.raises(InputError, match=r"layers\.2\.\S+ is unknown"):
         start_only_generator(pair, deeper, "other")
+
+
+def test_a_generator_that_reads_both_ways_starts_from_the_compressor(base_folder: Path) -> None:
+    assert encoder_shape(base_folder) == {
+        "generator_layers": 2,
+        "generator_heads": 2,
+        "generator_mlp_size": 48,
+    }
+    pair = new_pair(base_folder, tiny_shape(two_way=True))
+    start_two_way(pair, separator=3)
+    own, given = pair.generator, pair.compressor.backbone
+    assert isinstance(own, TwoWayGenerator)
+    # What it reads of words is what the compressor reads, but that all words are of one size.
+    question, passage = [2, 40, 41, 3], [50, 51, 52]
+    words = given.embeddings.word_embeddings.weight
+    rows = (words - words.mean(0)).pow(2).mean(-1).sqrt()
+    sizes = rows.mean() / rows[[*passage, 3, *question]]
+    raw = words[[*passage, 3, *question]]
+    scaled = words.mean(0) + (raw - words.mean(0)) * sizes[:, None]
+    wanted = given(
+        inputs_embeds=scaled[None],
+        position_ids=torch.tensor([[4, 5, 6, 7, 0, 1, 2, 3]]),
+        token_type_ids=torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0]]),
+        packing=Packing.of([8], dtype=torch.float32),
+    ).last_hidden_state
+    prefixes = Prefixes(Packing.of([8], dtype=torch.float32), [8])
+    actual = own(own.embed([passage, question]), prefixes=prefixes).last_hidden_state
+    torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_are_not_the_encoders_are_refused(base_folder: Path) -> None:
+    for changes in ({"generator_mlp_size": 40}, {"generator_layers": 3}):
+        pair = new_pair(base_folder, tiny_shape(two_way=True, **changes))
+        with pytest.raises(InputError, match="two_way: its layers are not the encoder's: encoder"):
+            start_two_way(pair, separator=3)
 
 
 def test_a_run_knows_the_commands_that_made_it(tmp_path: Path) -> None:
