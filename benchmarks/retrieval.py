@@ -103,7 +103,7 @@ async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
 async def measure(
     services: Services, queries: Mapping[str, str], judged: Judgements, mode: Any
 ) -> dict[str, Any]:
-    """Ask every judged query; returns the means, and what each query had."""
+    """Ask every judged query; returns the means, and what each query had, in their order."""
     orders: dict[str, list[str]] = {}
     times = []
     for query in judged:
@@ -120,12 +120,9 @@ async def measure(
         "recall@10": statistics.mean(recalls.values()),
         "median_ms": statistics.median(times),
         "each": {
-            query: {
-                "ndcg@10": round(gains[query], 4),
-                "recall@10": round(recalls[query], 4),
-                "ms": round(ms, 2),
-            }
-            for query, ms in zip(judged, times, strict=True)
+            "ndcg@10": [round(gains[query], 4) for query in judged],
+            "recall@10": [round(recalls[query], 4) for query in judged],
+            "ms": [round(ms, 1) for ms in times],
         },
     }
 
@@ -174,6 +171,7 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "documents": documents,
         "passages": passages,
         "queries": len(judged),
+        "asked": list(judged),
         "top_k": services.limits.max_top_k,
         "modes": modes,
     }

@@ -105,9 +105,9 @@ def publish(
 ) -> StoredModel:
     """Publish the last checkpoint of a training run, whole or not at all.
 
-    Matrices become int8 with a scale a row; the word embeddings stay with ``base``. With a report
-    come ``report.json``, its card and its plots, the manifest's figures and the pair's defaults
-    (``choosing.defaults``); none of them changes the fingerprint.
+    Matrices become int8 with a scale a row, all else bf16; the word embeddings stay with ``base``.
+    With a report come ``report.json``, its card and its plots, the manifest's figures and the
+    pair's defaults (``choosing.defaults``); none of them changes the fingerprint.
 
     Args:
         run: The run's folder.
@@ -144,6 +144,7 @@ def publish(
             )
         tensors[ENDS] = tensors[ENDS] + torch.tensor([0.0, end_offset])  # starts, ends
     matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
+    tensors = {n: t if n in matrices else t.bfloat16() for n, t in tensors.items()}
     licence = licence or licence_of(sources)
     manifest = _manifest(name, licence, trained, base, shape, sources, tensors, notes)
     existing = {file: base.path / file for file in ("tokenizer.json", "config.json")}
