@@ -414,8 +414,8 @@ def main() -> None:
     described = describe_routes(route_sections(), RequestLimits())
     plain = orjson.loads(orjson.dumps(described))
     text = json.dumps(plain, ensure_ascii=False, indent=1)
-    # What holds no other object is a line. Line feeds within texts are escaped.
-    lines = re.sub(r"\{\n[^{}]*\}", lambda inner: re.sub(r"\n *", " ", inner[0]), text)
+    # The properties of a schema are a line, and so are the answers of a route.
+    lines = re.sub(r"\n {5,}|\n {4}(?=[}\]])", "", text)
     sys.stdout.write(lines + "\n")
 
 
