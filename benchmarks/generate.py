@@ -250,6 +250,7 @@ def main() -> int:
         context = multiprocessing.get_context("spawn")
         pipes: dict[str, Connection] = {}
         sizes, costs = (0.0, 0.0), {}
+        theirs_too: set[str] = set()
         lacking = missing()
         for name in dict.fromkeys((*ENGINES, *BITS, *LLAMAS)):
             weights = WEIGHTS.get(name, "float")
@@ -263,7 +264,7 @@ def main() -> int:
             process.start()
             stack.callback(process.join, 20)
             stack.callback(pipes[name].send, None)
-            counted, costs = pipes[name].recv()
+            counted, costs, theirs_too = pipes[name].recv()
             sizes = max(sizes, counted)
         rate = matmul_rate(torch.device("cpu"), getattr(torch, args.dtype), 3072)
         rounds = Rounds(args, pipes, costs, rate)
@@ -276,7 +277,7 @@ def main() -> int:
                     rounds.run(model, concurrency, contenders)
                     for model in args.models
                     for concurrency in args.concurrency
-                    if contenders != ENGINES or concurrency > 1
+                    if contenders != ENGINES or (concurrency > 1 and model in theirs_too)
                     if contenders != LLAMAS or model == "random"
                 ]
         about = recording.about()  # while the contenders live, whose time is ours

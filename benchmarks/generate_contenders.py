@@ -58,7 +58,7 @@ class Model:
     cost: Any
     compressor: Any
     generator: Any
-    theirs: Any
+    theirs: Any  # None: transformers generates with no model that reads prompts both ways
     specials: bool  # whether the compressor's texts have [CLS] and [SEP]
 
 
@@ -66,7 +66,6 @@ def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model
     """Make the random pair, and load ``oscar-mini``, the generators' weights as named."""
     import torch
     from random_pairs import config_of, random_compressor, random_generator
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     from condensery.networks import linear
     from condensery.networks.accounting import CausalPairCost, DecoderShape
@@ -94,7 +93,19 @@ def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model
     plainly = mock.patch.object(linear, "form_of", return_value="torch")
     with plainly:  # weights that can be read
         whole = load_bert_pair(stored, base, device=cpu, dtype=torch.float32)
-    plain = whole.generator
+    pair = runnable_bert_pair(
+        load_bert_pair(stored, base, device=cpu, dtype=kind, weights=weights), stored.path
+    )
+    model = None if whole.shape.two_way else as_llama(whole.generator).to(kind)
+    by_name["oscar-mini"] = Model(cost_of(whole), pair.compressor, pair.generator, model, True)
+    return by_name
+
+
+def as_llama(plain: Any) -> Any:
+    """Return a small pair's generator as transformers has it; its weights can be read."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     words = plain.words
     config = LlamaConfig(**{**plain.backbone.config.to_dict(), "vocab_size": len(words)})
     config.use_cache = True
@@ -105,13 +116,7 @@ def models(store: Path, tiny: bool, dtype: str, weights: Any) -> dict[str, Model
         head.weight.copy_(plain.output_scale * words @ plain.output.weight)
         head.bias.copy_(plain.output_bias)
     model.lm_head = head
-    pair = runnable_bert_pair(
-        load_bert_pair(stored, base, device=cpu, dtype=kind, weights=weights), stored.path
-    )
-    by_name["oscar-mini"] = Model(
-        *(cost_of(whole), pair.compressor, pair.generator, model.to(kind), True)
-    )
-    return by_name
+    return model
 
 
 def sizes(by_name: dict[str, Model]) -> tuple[float, float]:
@@ -143,7 +148,10 @@ def contend(name: str, store: Path, tiny: bool, dtype: str, threads: int, pipe: 
         torch.set_num_threads(threads)
     by_name = models(store, tiny, dtype, WEIGHTS.get(name, "float"))
     counted = sizes(by_name) if name not in WEIGHTS else (0.0, 0.0)
-    pipe.send((counted, {model: entry.cost for model, entry in by_name.items()}))
+    costs = {model: entry.cost for model, entry in by_name.items()}
+    pipe.send(
+        (counted, costs, {model for model, entry in by_name.items() if entry.theirs is not None})
+    )
     serving: dict[str, Any] = {}
     while (task := pipe.recv()) is not None:
         model = by_name[task.model]
