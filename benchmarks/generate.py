@@ -76,10 +76,11 @@ are compressed to {memory} vectors each and then read, or read as text. Random: 
 
 The generator alone: prompts of {vectors} vectors and 8 to 48 tokens; half of the answers are of
 {tokens} tokens, the others of 4 or more. "Ratio" is how many times as many questions a second
-`condensery` answers, "ours / theirs" how many times as long its first token takes. "Same": answers
-that are, token for token, those of `transformers, one by one`, which had one round only. "Products
-alone": what all cores would do if they only multiplied the questions' matrices, at the rate of one
-large product ({rate:.0f} GFLOP/s, the best of ten).
+`condensery` answers (transformers generates with no generator that reads prompts both ways, so
+that a pair of such a one is left out), "ours / theirs" how many times as long its first token
+takes. "Same": answers that are, token for token, those of `transformers, one by one`, which had one
+round only. "Products alone": what all cores would do if they only multiplied the questions'
+matrices, at the rate of one large product ({rate:.0f} GFLOP/s, the best of ten).
 
 {engines}
 

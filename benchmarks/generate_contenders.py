@@ -235,8 +235,11 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
     waiting = deque(range(len(results)))
 
     async def prompt_of(question: Question) -> list[Any]:
-        if task.kind == "vectors":
+        if task.kind == "vectors" and model.theirs is not None:
             return [vectors_of(table, question)]
+        if task.kind == "vectors":  # of whose prompts the question is a part by itself
+            rows = rows_of(vocabulary, question)
+            return [table[rows[: -question.words]], rows[-question.words :].tolist()]
         asked = ids_of(question.seed, question.words, vocabulary)
         if task.kind == "plain":
             return [*passages_of(question, vocabulary), asked]

@@ -133,7 +133,8 @@ def store_with_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = import_minilm(store)
     files = root / "pair"
     files.mkdir()
-    shape = OscarShape(generator_layers=1)
+    sizes = {"generator_layers": 1, "generator_heads": 12, "generator_mlp_size": 1536}
+    shape = OscarShape(two_way=True, **sizes)
     config = BertConfig.from_json_file(base.path / "config.json")
     config.num_hidden_layers = 2
     with torch.random.fork_rng():
@@ -141,10 +142,11 @@ def store_with_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pair = OscarPair(config, shape, word_embeddings(base.path))
         # As it starts, it repeats its prompt's last token, which ends the answer. Like this it
         # says words, and others for other prompts.
-        backbone = pair.generator.backbone
+        layer = pair.generator.backbone.get_submodule("encoder.layer.0")
         with torch.no_grad():
-            backbone.norm.weight.copy_(torch.randn_like(backbone.norm.weight))
-            for weight in backbone.layers.parameters():
+            norm = layer.output.LayerNorm
+            norm.weight.copy_(torch.randn_like(norm.weight))
+            for weight in layer.parameters():
                 if weight.ndim == 2:
                     weight.mul_(4)
     save_state(files, pair.own_state(), int8_names=[])

@@ -3,7 +3,8 @@
 What compression costs in quality shows only where the same passages are read as text as well. That
 is done in idle time alone: while no request is inside. A request that comes ends the shadow that is
 under way, and what is left of it to wait for is one short step of a generator (``background`` of
-``RequestContext``). Nobody hears of a shadow: it is counted, by model, and its texts are let go.
+``RequestContext``), or a prompt where that has to be read whole. Nobody hears of a shadow: it is
+counted, by model, and its texts are let go.
 """
 
 import asyncio

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from condensery.networks import native
+from condensery.networks.attention import attend as attend_packed
 from condensery.networks.attention import refuse_options
 from condensery.networks.caching import Step
 from condensery.networks.paging import Tokens, paged_attention
@@ -74,11 +75,11 @@ def see(
         return paged_attention(step, query, keys, values, scale=scale, window=window)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         output = _varlen(step, query, keys, values, scale, window)
-        for chunk in step.chunks if two_way else ():
-            if not chunk.start:
-                rows = slice(chunk.first, chunk.last)
-                part = query[rows], key[rows], value[rows]
-                output[rows] = _chunk(0, *part, scale=scale, window=None, causal=False)
+        if two_way and step.prompts is not None:
+            whole, packing = step.prompts
+            parts = (part.index_select(0, whole) for part in (query, key, value))
+            seen_whole = attend_packed(packing, *parts, scale=scale, causal=False)
+            output.index_copy_(0, whole, seen_whole)
         return output
     if step.singles == step.padded and native.can_attend(query):
         return native.attend(query, keys, values, *step.singles_see(window), scale)

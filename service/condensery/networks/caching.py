@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from condensery.networks.packing import Packing
+
 # Positions that are given out together.
 BLOCK = 16
 # oneDNN prepares each product for each new number of rows: 0.4 ms and up to 0.6 MB. On a CPU a
@@ -238,6 +240,20 @@ class Step:
     def keys(self) -> Tensor:
         """Places of the keys that each span sees, all spans' one after another."""
         return self.cache.tensor(np.concatenate([span.places[: span.end] for span in self._spans]))
+
+    @cached_property
+    def prompts(self) -> tuple[Tensor, Packing] | None:
+        """The rows of the prompts that begin here, and where each lies among them; None: none do.
+
+        Of single rows, which see what they see, there are none.
+        """
+        begins = [chunk for chunk in self.chunks if not chunk.start]
+        if not begins:
+            return None
+        rows = np.concatenate([np.arange(chunk.first, chunk.last) for chunk in begins])
+        lengths = [chunk.last - chunk.first for chunk in begins]
+        packing = Packing.of(lengths, dtype=self.cache.dtype, device=self.cache.device)
+        return self.cache.tensor(rows), packing
 
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor, int, int]:

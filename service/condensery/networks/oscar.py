@@ -43,7 +43,7 @@ class OscarPair(nn.Module):
         )
         if isinstance(self.compressor.pointer, SpanHead):
             self.compressor.pointer.sharp = shape.sharp
-        self.generator = make_generator(standardised(words), shape, config.max_position_embeddings)
+        self.generator = make_generator(standardised(words), shape, config)
         table = self.compressor.backbone.embeddings.word_embeddings
         # Not copied: in fp32 it stays mapped from the base's file, as that encoder's own is.
         table.weight = nn.Parameter(words.to(table.weight.dtype), requires_grad=False)

@@ -48,11 +48,13 @@ def llama_config(shape: OscarShape, hidden_size: int) -> LlamaConfig:
     )
 
 
-def two_way_config(shape: OscarShape, hidden_size: int) -> BertConfig:
+def two_way_config(shape: OscarShape, encoder: BertConfig) -> BertConfig:
     """Return the backbone's configuration; vocabulary and positions live outside of it."""
     return BertConfig(
         vocab_size=1,
-        hidden_size=hidden_size,
+        hidden_size=encoder.hidden_size,
+        hidden_act=encoder.hidden_act,
+        layer_norm_eps=encoder.layer_norm_eps,
         intermediate_size=shape.generator_mlp_size,
         num_hidden_layers=shape.generator_layers,
         num_attention_heads=shape.generator_heads,
@@ -205,12 +207,13 @@ class TwoWayGenerator(Generator):
     Args:
         words: (vocabulary, hidden), standardised.
         shape: The pair's dimensions.
-        known: Positions that are known, as many as the encoder's.
+        encoder: The configuration of the encoder, whose kind of layers and whose number of
+            positions it has.
     """
 
-    def __init__(self, words: Tensor, shape: OscarShape, known: int) -> None:
-        hidden = words.shape[1]
-        backbone = BertModel(two_way_config(shape, hidden), add_pooling_layer=False)
+    def __init__(self, words: Tensor, shape: OscarShape, encoder: BertConfig) -> None:
+        hidden, known = words.shape[1], encoder.max_position_embeddings
+        backbone = BertModel(two_way_config(shape, encoder), add_pooling_layer=False)
         del backbone.embeddings  # inputs are embeddings already
         super().__init__(backbone, words, shape)
         self.placing = Placing(known)
@@ -266,15 +269,15 @@ class TwoWayGenerator(Generator):
 
 
 def make_generator(
-    words: Tensor, shape: OscarShape, known: int
+    words: Tensor, shape: OscarShape, encoder: BertConfig
 ) -> LlamaGenerator | TwoWayGenerator:
     """Make the generator of a pair with random weights.
 
     Args:
         words: (vocabulary, hidden), standardised.
         shape: The pair's dimensions.
-        known: Positions that the encoder knows.
+        encoder: The configuration of the compressor's backbone.
     """
     if shape.two_way:
-        return TwoWayGenerator(words, shape, known)
+        return TwoWayGenerator(words, shape, encoder)
     return LlamaGenerator(words, shape)

@@ -100,7 +100,13 @@ class Stepper:
 
     @torch.inference_mode()
     def prefix(self, ids: Sequence[int]) -> Prefix:
-        """Read tokens that prompts begin with, once for all of them."""
+        """Read tokens that prompts begin with, once for all of them.
+
+        Raises:
+            ValueError: Prompts have to be read whole, and so their beginning with the rest.
+        """
+        if self.whole_prompts:
+            raise ValueError("a prompt that is read from both sides has no beginning by itself")
         cache, places = self.cache(len(ids)), np.arange(len(ids))
         self.run(self.embed([ids]), Step(cache, [Span(places, 0, len(ids))]))
         return Prefix(tuple(ids), cache.copy(places))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_pair import POSITIONS, VOCABULARY, tiny_pair
+from tiny_pair import POSITIONS, VOCABULARY, tiny_config, tiny_pair, tiny_shape
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
@@ -11,8 +11,10 @@ from condensery.errors import CorruptModel
 from condensery.networks.cached_attention import attend, cached_attention
 from condensery.networks.caching import Cache, Span, Step
 from condensery.networks.decoding import Decoder
+from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import Placing, TwoWayGenerator
 from condensery.networks.oscar_interface import PromptPart
+from condensery.networks.quantised import Weights, can_quantise
 from condensery.networks.stepping import Stepper
 from condensery.runtime.oscar_pair import prepare_for_inference
 
@@ -128,7 +130,7 @@ def test_parts_of_a_prompt_stand_where_the_compressor_has_them_and_answers_apart
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.usefixtures("kernels")
 def test_rows_of_a_prompt_see_all_of_it_and_those_after_it_what_came(device: str) -> None:
-    heads, size, lengths = 4, 8, [7, 20, 3]
+    heads, size, lengths = 4, 32, [7, 20, 3]  # of a size that our own kernel takes
     bf16 = device == "cuda"
     dtype = torch.bfloat16 if bf16 else torch.float32
     cache = Cache(1, 96, heads, size, dtype=dtype, device=torch.device(device))
@@ -188,6 +190,41 @@ def test_a_window_and_both_sides_are_too_much() -> None:
     module.layer_idx = 0
     with pytest.raises(ValueError, match="window"):
         cached_attention(module, rows, rows, rows, None, step=step, sliding_window=2)
+
+
+def test_its_layers_are_of_the_encoders_kind() -> None:
+    config = tiny_config(hidden_act="relu", layer_norm_eps=1e-5)
+    made = OscarPair(config, tiny_shape(two_way=True), torch.randn(len(VOCABULARY), 32)).generator
+    assert (made.backbone.config.hidden_act, made.norm.eps) == ("relu", 1e-5)
+    layer = made.backbone.get_submodule("encoder.layer")[0]
+    assert layer.output.LayerNorm.eps == 1e-5
+    assert layer.intermediate.intermediate_act_fn(torch.tensor(-1.0)) == 0
+
+
+def test_what_prompts_begin_with_cannot_be_read_by_itself() -> None:
+    stepper = Stepper(prepare_for_inference(tiny_pair(two_way=True)).generator)
+    with pytest.raises(ValueError, match="no beginning by itself"):
+        stepper.prefix([5, 6])
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@torch.inference_mode()
+def test_it_runs_with_fewer_bits_a_weight(weights: Weights) -> None:
+    if not can_quantise(weights, torch.device("cpu")):
+        pytest.skip("not on this CPU")
+    config = tiny_config(hidden_size=256, num_attention_heads=8, intermediate_size=1024)
+    shape = tiny_shape(two_way=True, generator_heads=8, generator_mlp_size=1024)
+    torch.manual_seed(0)
+    states = []
+    words = torch.randn(len(VOCABULARY), 256)
+    state = OscarPair(config, shape, words).own_state()
+    for held in ("float", weights):
+        pair = OscarPair.of_state(config, shape, words, state).eval()
+        stepper = Stepper(prepare_for_inference(pair, held).generator)
+        embeds = stepper.embed([PASSAGE, QUESTION])
+        step = Step(stepper.cache(32), [Span(np.arange(32), 0, len(embeds))])
+        states.append(stepper.run(embeds, step)[-1])
+    assert 0.99 < torch.cosine_similarity(*states, dim=0) < 1 - 1e-6
 
 
 def test_its_words_are_the_vocabulary_of_all() -> None:

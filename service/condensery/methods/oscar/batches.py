@@ -83,6 +83,11 @@ class Layout:
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
 
+    def __post_init__(self) -> None:
+        """Check that it says where parts stand, if anybody needs to know."""
+        if self.shape.two_way != (self.placing is not None):
+            raise ValueError("placing is given for a two-way generator, and for no other")
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

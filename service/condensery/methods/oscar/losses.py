@@ -89,7 +89,8 @@ def soft_word_vectors(ids: Tensor, words: Tensor) -> Tensor:
 def losses(pair: OscarPair, batch: Batch) -> Losses:
     """Compute the answer's cross-entropy, the rerank head's and the pointer's.
 
-    The pair's attention is the packed one (``networks.attention``). The answer's loss is OSCAR's
+    The pair's attention is the packed one (``networks.attention``), that of a two-way generator
+    ``methods.oscar.prefixes``. The answer's loss is OSCAR's
     (arXiv:2504.07109, §3.1). So is the rerank head's where a teacher's logit is given, the squared
     error (§3.3); elsewhere it is binary cross-entropy on whether the passage has the answer. Both
     ask for a logit, since what is served is its sigmoid. The pointer's loss teaches memory token i

@@ -39,7 +39,7 @@ class Prefixes:
         self.answer_rows = self._tensor(at[real])
         # what is no answer's looks as the last row does, and is dropped
         self.answers_at = self._tensor(np.minimum(at, (starts + lengths - 1)[:, None]))
-        self.real = self._tensor(real)
+        self.real = self._tensor(np.flatnonzero(real))  # of the padded answers, row by row
         self.keys_at = self._tensor(np.minimum(rows, (starts + lengths - 1)[:, None]))
         last = np.minimum(heads[:, None] + step, (lengths - 1)[:, None])
         self.seen = self._tensor(place <= last[..., None])[:, None]
@@ -97,7 +97,7 @@ def prefixed_attention(
             attn_mask=prefixes.seen,
             scale=scale,
         )
-        real = answers.transpose(1, 2)[prefixes.real]
+        real = answers.transpose(1, 2).flatten(0, 1).index_select(0, prefixes.real)
         output = output.index_copy(0, prefixes.answer_rows, real)
     return output[None], None
 

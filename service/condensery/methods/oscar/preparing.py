@@ -104,7 +104,7 @@ def prepare(
         origin["reader"] = ", ".join(map(digest, origins.readers))
         if origins.reader_share != 1:
             origin["reader_share"] = origins.reader_share
-    if shape.two_way and not taken:
+    if shape.two_way and not taken and origins.start_generator is None:
         start_two_way(pair, Specials.of(tokenizer).end)
         origin["generator"] = "the compressor's layers"
     if origins.language_model is not None:

@@ -86,15 +86,15 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
 def start_two_way(pair: OscarPair, separator: int) -> None:
     """Give a two-way generator what the compressor has, so that it can read.
 
-    Its first layers, of those that are as large; positions, token types and the first norm; and
-    the scale and mean of the words, which it reads standardised.
+    As many of its first layers; positions, token types and the first norm; and the scale and mean
+    of the words, which it reads standardised.
 
     Args:
         pair: With its compressor's weights.
         separator: The word that separates question and passage for the compressor.
 
     Raises:
-        InputError: Its layers are of another size than the compressor's, or more.
+        InputError: It has more layers than the compressor, or of another size or number of heads.
     """
     generator, backbone = pair.generator, pair.compressor.backbone
     assert isinstance(generator, TwoWayGenerator)
@@ -105,6 +105,14 @@ def start_two_way(pair: OscarPair, separator: int) -> None:
         raise InputError(
             f"two_way: its layers are not the encoder's: {_differing(odd, own, theirs)}",
             field="two_way",
+        )
+    heads, wanted = (m.config.num_attention_heads for m in (generator.backbone, backbone))
+    if heads != wanted:
+        raise InputError(
+            f"generator_heads={heads}: the encoder's layers, which a two-way generator starts "
+            f"from, have {wanted}",
+            field="generator_heads",
+            value=heads,
         )
     generator.backbone.load_state_dict({n: theirs[n] for n in own})
     given = backbone.embeddings

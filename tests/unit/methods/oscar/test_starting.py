@@ -314,6 +314,12 @@ def test_a_generator_that_reads_both_ways_starts_from_the_compressor(base_folder
     torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_heads_that_are_not_the_encoders_are_refused(base_folder: Path) -> None:
+    pair = new_pair(base_folder, tiny_shape(two_way=True, generator_heads=4))
+    with pytest.raises(InputError, match=r"generator_heads=4: the encoder's layers.* have 2"):
+        start_two_way(pair, separator=3)
+
+
 def test_layers_that_are_not_the_encoders_are_refused(base_folder: Path) -> None:
     for changes in ({"generator_mlp_size": 40}, {"generator_layers": 3}):
         pair = new_pair(base_folder, tiny_shape(two_way=True, **changes))

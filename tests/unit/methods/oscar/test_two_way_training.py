@@ -1,22 +1,39 @@
 """Training a generator that reads prompts from both sides: what rows see, and what it learns."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.unit.methods.oscar.test_batches import GOLD, ITEMS, LAYOUT, QUESTION, ids
 from tiny_pair import SPECIALS, tiny_pair, tiny_shape
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from condensery.methods.oscar.batches import Item, Layout, collate
+from condensery.methods.oscar.command import main
 from condensery.methods.oscar.losses import Weights, losses, prompt_embeds
+from condensery.methods.oscar.packs import open_pack
 from condensery.methods.oscar.prefixes import PREFIXED, Prefixes, prefixed_attention
+from condensery.methods.oscar.preparing import Origins, prepare
+from condensery.methods.oscar.publishing import publish
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.starting import empty_pair
 from condensery.methods.oscar.training import groups
+from condensery.methods.trainer.checkpoints import latest
 from condensery.networks.attention import PACKED
+from condensery.networks.caching import Span, Step
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_causal import CPU
 from condensery.networks.oscar_generator import TwoWayGenerator
+from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.packing import Packing
+from condensery.networks.stepping import Stepper
+from condensery.runtime.oscar_pair import open_pair
+from condensery.store.manifest import Manifest
+from condensery.store.store import ModelStore
 
 SHAPE = tiny_shape(two_way=True)
 
@@ -178,3 +195,73 @@ def test_what_this_attention_does_not_do_is_refused() -> None:
         options = {"attention_mask": None, "prefixes": prefixes, **wrong}
         with pytest.raises(ValueError, match=says):
             prefixed_attention(nn.Module(), rows, rows, rows, **options)
+
+
+WINDOWS = ("--query-tokens", "24", "--passage-tokens", "48", "--memory-tokens", "3")
+RUN = ("--cloze", "5", "--steps", "2", "--tokens", "200", "--cloze-only", "0", "--warmup", "1")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_begins_as_the_encoder_is_validated_published_and_gone_on_from(
+    base_folder: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    flags = ["--base", str(base_folder), "--data", str(data_folder), *WINDOWS, *RUN]
+    flags += ["--two-way", "--bounds", "--plain", "0.5", "--device", "cpu", "--threads", "1"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    main([*flags, "--every", "2", "--limit", "20", "--out", str(first)])
+    checkpoint = latest(first)
+    assert checkpoint is not None
+    shape = OscarShape.from_dict(checkpoint.state()["shape"])
+    assert (shape.generator_layers, shape.generator_heads, shape.generator_mlp_size) == (2, 2, 48)
+    rows = [json.loads(line) for line in (first / "log.jsonl").read_text().splitlines()]
+    assert all(0 <= row["validation"]["plain"]["em"] <= 100 for row in rows if "validation" in row)
+    assert checkpoint.state()["origin"]["generator"] == "the compressor's layers"
+    # Gone on from, it keeps what it has learnt; a run of its generator alone gives that.
+    encoder = load_file(base_folder / "model.safetensors")
+    name = "encoder.layer.0.output.dense.weight"
+    made = prepare(Origins(base_folder), data_folder, shape, Recipe(cloze=5))
+    assert torch.equal(made.pair.generator.backbone.state_dict()[name], encoder[name])
+    learnt = checkpoint.weights()[f"generator.backbone.{name}"].float()
+    assert not torch.equal(learnt, encoder[name])
+    for origins in (
+        Origins(base_folder, starts=(first,)),
+        Origins(base_folder, start_generator=first),
+    ):
+        start = prepare(origins, data_folder, shape, Recipe(cloze=5))
+        kept = start.pair.generator.backbone.state_dict()[name]
+        assert torch.equal(kept, learnt)
+        assert "generator" not in start.origin
+    # As a pack, too, and resumed from what was saved.
+    main([*flags, "--start", str(first), "--pack", str(tmp_path / "pack")])
+    packed = open_pack(tmp_path / "pack").pair
+    assert torch.equal(packed.generator.backbone.state_dict()[name], learnt)
+    packs = ["--packed", str(tmp_path / "pack"), "--limit", "0", "--device", "cpu"]
+    main([*packs, "--threads", "1", "--every", "2", "--out", str(second)])
+    assert latest(second) is not None
+    # Published in 8 bits, it is served as it was trained.
+    store = ModelStore(None, tmp_path / "store")
+    manifest = Manifest(name="tiny-base", kind="encoder", pooling="mean", max_tokens=64)
+    base = store.publish(base_folder, manifest)
+    stored = publish(second, base, store, name="two-way", quote=True)
+    assert "sees a prompt from both sides" in (stored.path / "card.md").read_text()
+    answers = []
+    for held in ("float", "int8"):
+        pair = open_pair(
+            stored, base, compressor=CPU, generator=CPU, dtype=torch.float32, weights=held
+        )
+        stepper = Stepper(pair.generator)
+        assert stepper.whole_prompts
+        prompt = pair.texts.prompt("who is the mill?", ["the mill and the river"])
+        embeds = stepper.embed(prompt)
+        step = Step(stepper.cache(64), [Span(np.arange(64), 0, len(embeds))])
+        with torch.inference_mode():
+            answers.append(stepper.logits(stepper.run(embeds, step))[-1])
+    trained = open_pack(tmp_path / "pack").pair
+    trained.load_own_state({n: w.float() for n, w in latest(second).weights().items()})
+    trained.generator.backbone.set_attn_implementation("eager")
+    with torch.no_grad():
+        wanted = trained.generator.logits(
+            trained.generator(trained.generator.embed(prompt)).last_hidden_state[0, -1]
+        )
+    for scores in answers:
+        assert torch.cosine_similarity(scores, wanted, dim=0) > 0.999  # int8
