@@ -60,10 +60,12 @@ class LayerCost:
         seen = read * (read + 1) // 2
         return self.matrices(read, unused) + self.layers * 4 * self.attention_size * seen
 
-    def prefixed(self, prompt: int, generated: int) -> int:
+    def prefixed(self, prompt: int, generated: int, unused: int = 0) -> int:
         """FLOPs of the same where each position of the prompt sees all of it."""
         unseen = prompt * (prompt - 1) // 2  # of those behind it, by one that is causal
-        return self.causal(prompt, generated) + self.layers * 4 * self.attention_size * unseen
+        return (
+            self.causal(prompt, generated, unused) + self.layers * 4 * self.attention_size * unseen
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,7 @@ class PairCost:
         mlp, deep = shape.generator_mlp_size, shape.generator_layers
         gated = 3 * hidden_size * mlp
         causal = LayerCost(4 * hidden_size * hidden_size + gated, deep, hidden_size, gated)
-        two_way = _bert(hidden_size, mlp, deep, trimmed=False)
+        two_way = _bert(hidden_size, mlp, deep, trimmed=True)
         return cls(
             # A pointer reads the states of the passage's words too.
             compressor=_bert(hidden_size, mlp_size, layers, trimmed=not shape.copy),
@@ -297,7 +299,7 @@ class PairCost:
     def generate(self, prompt: int, generated: int) -> int:
         """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
         if self.two_way:
-            read = self.generator.prefixed(prompt, generated)
+            read = self.generator.prefixed(prompt, generated, unused=prompt - 1)
         else:
             read = self.generator.causal(prompt, generated, unused=prompt - 1)
         return read + self.token * generated

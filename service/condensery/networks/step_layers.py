@@ -4,48 +4,60 @@ On a CPU a step of few rows is bound by its weights, and then by the number of i
 step of eight sequences of a Llama of MiniLM's size half the time goes in those beside products.
 """
 
+import copy
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from condensery.networks import native
 from condensery.networks.attention import refuse_options
-from condensery.networks.cached_attention import see
+from condensery.networks.bert import Norm
+from condensery.networks.cached_attention import attend, see
 from condensery.networks.caching import Step
+from condensery.networks.linear import Dense
 from condensery.networks.paging import Tokens
 
 # Of transformers, by the names of their classes: the same formulas in each.
 NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"})
 ATTENTIONS = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention"})
+ENCODER_LAYER = "BertLayer"
 
 
 def fuse_steps(backbone: nn.Module, rows: Tensor) -> None:
     """Replace norms and attention under ``backbone`` where there are kernels for them.
 
-    It then infers only, and only in steps.
+    Of BERT whole layers are replaced. It then infers only, and only in steps.
 
     Args:
         backbone: A transformers model whose attention is cached (``cached_attention``).
         rows: Of the device and dtype that it runs in.
     """
-    if not native.takes(rows):
-        return
+    ours = native.takes(rows)
+    layers: list[StepEncoderLayer] = []
     for parent in list(backbone.modules()):
         for name, child in list(parent.named_children()):
             kind = type(child).__name__
             if not type(child).__module__.startswith("transformers."):
                 continue
-            if kind in NORMS:
+            if kind == ENCODER_LAYER:
+                layers.append(StepEncoderLayer(child))
+                setattr(parent, name, layers[-1])
+            elif not ours:
+                continue
+            elif kind in NORMS:
                 setattr(parent, name, StepNorm(child))
             elif kind in ATTENTIONS:
                 setattr(parent, name, StepAttention(child))
+    if layers:
+        layers[-1].last = True
 
 
 def part_steps(backbone: nn.Module) -> None:
-    """Put the attention back that ``fuse_steps`` replaced: it runs at once again."""
+    """Put the attention, and layers, back that ``fuse_steps`` replaced: it runs at once again."""
     for parent in list(backbone.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, StepAttention):
+            if isinstance(child, StepAttention | StepEncoderLayer):
                 setattr(parent, name, child.replaced[0])
 
 
@@ -128,3 +140,77 @@ class StepAttention(nn.Module):
         seen = see(step, self.layer, query, key, value, scale=self.scale, window=self.window)
         output: Tensor = self.o_proj(seen.flatten(1))
         return output[None], None
+
+
+class StepEncoderLayer(nn.Module):
+    """A BERT layer over cached keys: ``h = norm(x + attention(x)); norm(h + mlp(h))``.
+
+    A prompt's rows see all of it, those behind it what came (``cached_attention``).
+
+    Args:
+        layer: transformers' ``BertLayer``, its linear layers prepacked or rounded already.
+
+    Attributes:
+        last: Whether the rows that ``Step.wanted`` doesn't name are read by nobody.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        own, act = layer.attention.self, layer.intermediate.intermediate_act_fn
+        self.replaced = (layer,)  # in a tuple: no child
+        self.last = False
+        self.query, self.key, self.value = own.query, own.key, own.value
+        self.size: int = own.attention_head_size
+        self.scale: float = own.scaling
+        self.layer: int = own.layer_idx
+        self.is_causal: bool = own.is_causal
+        self.output = layer.attention.output.dense
+        self.attention_norm = Norm(layer.attention.output.LayerNorm)
+        self.up: nn.Module = layer.intermediate.dense
+        self.activation: nn.Module = act
+        if isinstance(self.up, Dense) and getattr(act, "act", None) is F.gelu:
+            self.up = copy.copy(
+                self.up
+            )  # the same weights; the layer that is replaced keeps its own
+            self.up.activation, self.activation = "gelu", nn.Identity()
+        self.down = layer.output.dense
+        self.norm = Norm(layer.output.LayerNorm)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *unused: Any,
+        step: Step | Tokens | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Pass a step's rows (1, padded, hidden) through it; transformers' encoder calls this."""
+        if step is None or attention_mask is not None:
+            raise ValueError("a layer in steps takes step=Step(...) and no mask")
+        if hidden_states.shape[:2] != (1, step.padded):
+            raise ValueError(f"{hidden_states.shape[:2]} rows for a step of {step.padded}")
+        refuse_options("cached", options)
+        step.visits += 1
+        hidden = hidden_states[0]
+        query, key, value = (
+            project(hidden).view(len(hidden), -1, self.size)
+            for project in (self.query, self.key, self.value)
+        )
+        seen = attend(
+            step, self.layer, query, key, value, scale=self.scale, two_way=not self.is_causal
+        ).flatten(1)
+        rows = step.wanted if self.last else None
+        whole = hidden
+        if rows is not None:
+            seen, hidden = seen.index_select(0, rows), hidden.index_select(0, rows)
+        hidden = self.attention_norm(_add(self.output, seen, hidden))
+        inner = self.activation(self.up(hidden))
+        out: Tensor = self.norm(_add(self.down, inner, hidden))
+        return (out if rows is None else whole.index_copy(0, rows, out))[None]
+
+
+def _add(linear: nn.Module, inputs: Tensor, residual: Tensor) -> Tensor:
+    """Return ``linear(inputs) + residual``."""
+    both = isinstance(linear, Dense)
+    summed: Tensor = linear(inputs, residual) if both else linear(inputs) + residual
+    return summed

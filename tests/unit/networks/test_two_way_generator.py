@@ -192,6 +192,20 @@ def test_a_window_and_both_sides_are_too_much() -> None:
         cached_attention(module, rows, rows, rows, None, step=step, sliding_window=2)
 
 
+@torch.inference_mode()
+def test_a_network_can_be_taken_again_and_what_nobody_reads_is_not_computed() -> None:
+    network = prepare_for_inference(tiny_pair(seed=2, two_way=True)).generator
+    outs = []
+    for wanted in (None, torch.tensor([10, 3])):
+        stepper = Stepper(network)
+        embeds = stepper.embed([PASSAGE, QUESTION])
+        step = Step(stepper.cache(32), [Span(np.arange(32), 0, len(embeds))])
+        step.wanted = wanted
+        outs.append(stepper.run(embeds, step))
+    torch.testing.assert_close(outs[1][[10, 3]], outs[0][[10, 3]])
+    assert not torch.allclose(outs[1][5], outs[0][5])
+
+
 def test_its_layers_are_of_the_encoders_kind() -> None:
     config = tiny_config(hidden_act="relu", layer_norm_eps=1e-5)
     made = OscarPair(config, tiny_shape(two_way=True), torch.randn(len(VOCABULARY), 32)).generator
