@@ -19,6 +19,8 @@ from condensery.networks.quantised import Product
 
 QUESTION, PASSAGE = 0, 1  # token types, as the compressor has them
 ANSWER_SHARE = 8  # one in so many of the positions that are known is an answer's
+# Places of passages in a prompt that are told apart, the best first; 0 is what is no passage.
+RANKS = 16
 
 
 def standardised(words: Tensor) -> Tensor:
@@ -165,8 +167,9 @@ class Placing:
     """Which of the positions that BERT knows the parts of a prompt have, and an answer.
 
     Each passage stands where the compressor has it, behind the question, whatever stands before it
-    in the prompt: so passages are read alike in any order, and a prompt may have more positions
-    than BERT. Answers have positions of their own.
+    in the prompt, so that a prompt may have more positions than BERT; its place among the others,
+    which are the best scored ones first, is told apart from that. Answers have positions of their
+    own.
 
     Attributes:
         known: Positions that are known.
@@ -192,6 +195,10 @@ class Placing:
         """
         first = min(question, self.answers_from // 2)
         return [first + place % (self.answers_from - first) for place in range(count)]
+
+    def rank(self, passage: int) -> int:
+        """Return what a passage's place among the others, from 0 on, is called."""
+        return min(passage + 1, RANKS - 1)
 
     def answer(self, places: Sequence[int]) -> list[int]:
         """Return the positions of an answer's tokens; all from some on share the last one."""
@@ -219,6 +226,8 @@ class TwoWayGenerator(Generator):
         self.placing = Placing(known)
         self.positions = nn.Embedding(known, hidden)
         self.kinds = nn.Embedding(2, hidden)
+        self.ranks = nn.Embedding(RANKS, hidden)
+        nn.init.zeros_(self.ranks.weight)  # what the encoder's layers know nothing of
         self.norm = nn.LayerNorm(hidden, eps=backbone.config.layer_norm_eps)
         self.word_scale = nn.Parameter(torch.ones(()))
         self.word_mean = nn.Parameter(torch.zeros(hidden))
@@ -228,29 +237,43 @@ class TwoWayGenerator(Generator):
         """Do what ``Generator.embed`` does, and place each of them."""
         *passages, question = parts
         places: list[int] = []
-        for passage in passages:
-            places += self.placing.passage(len(passage) + 1, len(question))
+        ranks: list[int] = []
+        for number, passage in enumerate(passages):
+            at = self.placing.passage(len(passage) + 1, len(question))
+            places += at
+            ranks += [self.placing.rank(number)] * len(at)
         kinds = [PASSAGE] * len(places) + [QUESTION] * len(question)
         places += self.placing.question(len(question))
-        return self.place(super().embed(parts)[0], self._whole(places), self._whole(kinds))[None]
+        ranks += [0] * len(question)
+        rows = super().embed(parts)[0]
+        return self.place(rows, *map(self._whole, (places, kinds, ranks)))[None]
 
     def said(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
         """Do what ``Generator.said`` does, and place each of them."""
         at = self._whole(self.placing.answer(places))
-        return self.place(self._look_up(ids), at, torch.zeros_like(at), answered=True)
+        none = torch.zeros_like(at)
+        return self.place(self._look_up(ids), at, none, none, answered=True)
 
     def place(
-        self, rows: Tensor, places: Tensor, kinds: Tensor, *, answered: Tensor | bool = False
+        self,
+        rows: Tensor,
+        places: Tensor,
+        kinds: Tensor,
+        ranks: Tensor,
+        *,
+        answered: Tensor | bool = False,
     ) -> Tensor:
-        """Return what the layers read: vectors with position and kind, normalised.
+        """Return what the layers read: vectors with position, kind and rank, normalised.
 
         Args:
             rows: Words or memory vectors, (rows, hidden).
             places: Their positions, (rows,).
             kinds: QUESTION or PASSAGE, (rows,).
+            ranks: Of the passages that they belong to, 0 where to none, (rows,).
             answered: Whether they are an answer's, (rows,), or for all of them.
         """
-        whole = rows * self.word_scale + self.word_mean + self.positions(places) + self.kinds(kinds)
+        whole = rows * self.word_scale + self.word_mean
+        whole = whole + self.positions(places) + self.kinds(kinds) + self.ranks(ranks)
         if isinstance(answered, Tensor):
             whole = whole + answered[:, None].to(whole.dtype) * self.answered
         elif answered:

@@ -31,6 +31,7 @@ def generator() -> TwoWayGenerator:
     with torch.no_grad():
         made.word_mean.normal_()
         made.answered.normal_()
+        made.ranks.weight.normal_()
         made.word_scale.fill_(0.7)
     return made
 
@@ -52,15 +53,18 @@ def as_transformers_reads(
     rows: list[Tensor] = []
     places: list[int] = []
     kinds: list[int] = []
+    ranks: list[int] = []
     *passages, question = prompt
-    for part in passages:
+    for number, part in enumerate(passages):
+        ranks += [number + 1] * (len(part) + 1)
         rows += [part if isinstance(part, Tensor) else own.words[part], own.separator[None]]
         places += range(len(question), len(question) + len(part) + 1)
         kinds += [1] * (len(part) + 1)
     rows += [own.words[question], own.words[said]]
     places += [*range(len(question)), *range(112, 112 + len(said))]  # 128 less an eighth
     kinds += [0] * (len(question) + len(said))
-    embeds = torch.cat(rows) * own.word_scale + own.word_mean
+    ranks += [0] * (len(question) + len(said))
+    embeds = torch.cat(rows) * own.word_scale + own.word_mean + own.ranks.weight[ranks]
     embeds[len(embeds) - len(said) :] += own.answered
     prompted = len(embeds) - len(said)
     seen = torch.ones(len(embeds), len(embeds), dtype=torch.bool).tril()
@@ -97,8 +101,9 @@ def test_prompts_and_answers_are_read_in_steps_as_transformers_reads_them_at_onc
 
 
 @torch.inference_mode()
-def test_passages_are_read_alike_in_any_order_and_a_word_is_seen_by_those_before_it() -> None:
+def test_a_passage_is_told_by_its_place_alone_and_a_word_is_seen_by_those_before_it() -> None:
     own = generator()
+    first, second = own.ranks.weight[1].clone(), own.ranks.weight[2].clone()
     one = as_transformers_reads(own, [PASSAGE, OTHER, QUESTION], [])
     pair = tiny_pair(seed=2, two_way=True)
     pair.generator.load_state_dict(own.state_dict())
@@ -108,9 +113,13 @@ def test_passages_are_read_alike_in_any_order_and_a_word_is_seen_by_those_before
         embeds = stepper.embed(prompt)
         return stepper.run(embeds, Step(stepper.cache(48), [Span(np.arange(48), 0, len(embeds))]))
 
+    # The best first: another order is another prompt, and nothing but their ranks tells it.
+    assert (read(OTHER, PASSAGE, QUESTION)[-1] - one[0]).abs().max() > 1e-2
+    pair.generator.ranks.weight[1].copy_(second)
+    pair.generator.ranks.weight[2].copy_(first)
     torch.testing.assert_close(read(OTHER, PASSAGE, QUESTION)[-1:], one, atol=1e-4, rtol=1e-4)
-    first = [read([*PASSAGE[:-1], last], QUESTION)[0] for last in (54, 55)]
-    assert (first[0] - first[1]).abs().max() > 1e-2
+    states = [read([*PASSAGE[:-1], last], QUESTION)[0] for last in (54, 55)]
+    assert (states[0] - states[1]).abs().max() > 1e-2
 
 
 def test_parts_of_a_prompt_stand_where_the_compressor_has_them_and_answers_apart() -> None:
@@ -125,6 +134,7 @@ def test_parts_of_a_prompt_stand_where_the_compressor_has_them_and_answers_apart
     assert long[107:109] == [5, 6]
     assert min(placing.passage(300, question=500)) == 56
     assert placing.answer([15, 16, 400]) == [127, 127, 127]
+    assert [placing.rank(passage) for passage in (0, 1, 14, 15, 200)] == [1, 2, 15, 15, 15]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -105,8 +105,8 @@ class Batch:
         answers: Of them its first token and how many it has, 0: none, (known rows, 2).
         prompt: The generator's word ids of all items, (total,); memory and separators hold 0.
         packing: Where each item's prompt lies.
-        places: Of a two-way generator, the positions of ``prompt``, their kinds, and 1 where they
-            are an answer's, (3, total).
+        places: Of a two-way generator, the positions of ``prompt``, their kinds, the ranks of their
+            passages, and 1 where they are an answer's, (4, total).
         prefixes: Of such a generator, what of ``packing`` are prompts.
         memory_at: Positions in ``prompt`` of each row's memory vectors, (rows, l).
         spelled_at: Positions of the vectors that are spelled, (spelled rows * l,).
@@ -237,7 +237,7 @@ class _Prompts:
         self.ids: list[int] = []
         self.lengths: list[int] = []
         self.heads: list[int] = []  # how much of each is a prompt
-        self.places: list[tuple[int, int, int]] = []  # of a two-way generator's
+        self.places: list[tuple[int, int, int, int]] = []  # of a two-way generator's
         self.memory_at: list[list[int]] = []
         self.spelled_at: list[int] = []
         self.spelled: list[int] = []
@@ -302,11 +302,11 @@ class _Prompts:
         placing = self._layout.placing
         if placing is None:
             return
-        for size in passages:
-            at = placing.passage(size + 1, question)
-            self.places += [(place, PASSAGE, 0) for place in at]
-        self.places += [(place, QUESTION, 0) for place in placing.question(question)]
-        self.places += [(place, QUESTION, 1) for place in placing.answer(range(answer))]
+        for number, size in enumerate(passages):
+            at, rank = placing.passage(size + 1, question), placing.rank(number)
+            self.places += [(place, PASSAGE, rank, 0) for place in at]
+        self.places += [(place, QUESTION, 0, 0) for place in placing.question(question)]
+        self.places += [(place, QUESTION, 0, 1) for place in placing.answer(range(answer))]
 
     def _spell(self, answer: Ids) -> list[int]:
         """Return the words that vectors spell: the first ones, and the last for the rest."""

@@ -65,8 +65,8 @@ def prompt_embeds(pair: OscarPair, batch: Batch, memory: Tensor | None) -> Tenso
     flat = flat.index_copy(0, batch.separator_at, separators)
     if isinstance(generator, TwoWayGenerator):
         assert batch.places is not None
-        places, kinds, answered = batch.places
-        flat = generator.place(flat, places, kinds, answered=answered)
+        *where, answered = batch.places
+        flat = generator.place(flat, *where, answered=answered)
     return flat
 
 

@@ -40,6 +40,9 @@ SHAPE = tiny_shape(two_way=True)
 
 def two_way_pair(attention: str = PREFIXED) -> OscarPair:
     pair = tiny_pair(seed=4, two_way=True)
+    assert isinstance(pair.generator, TwoWayGenerator)
+    with torch.no_grad():
+        pair.generator.ranks.weight.normal_(std=0.3)
     pair.compressor.backbone.set_attn_implementation(PACKED)
     pair.generator.backbone.set_attn_implementation(attention)
     return pair
