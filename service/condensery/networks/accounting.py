@@ -298,11 +298,8 @@ class PairCost:
 
     def generate(self, prompt: int, generated: int) -> int:
         """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
-        if self.two_way:
-            read = self.generator.prefixed(prompt, generated, unused=prompt - 1)
-        else:
-            read = self.generator.causal(prompt, generated, unused=prompt - 1)
-        return read + self.token * generated
+        read = self.generator.prefixed if self.two_way else self.generator.causal
+        return read(prompt, generated, unused=prompt - 1) + self.token * generated
 
 
 def _bert(hidden_size: int, mlp_size: int, layers: int, *, trimmed: bool) -> LayerCost:

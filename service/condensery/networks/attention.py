@@ -193,8 +193,7 @@ def packed_attention(
         raise ValueError(
             f"the attention {PACKED!r} needs the keyword argument packing=Packing(...)"
         )
-    if attention_mask is not None or dropout or query.shape[0] != 1:
-        raise ValueError("packed attention takes one row, no mask and no dropout")
+    refuse_padded("packed", query, attention_mask, dropout)
     if query.shape[2] != packing.total or key.shape[2] != packing.total:
         raise ValueError(
             f"{query.shape[2]} queries and {key.shape[2]} keys for a row of {packing.total}"
@@ -211,6 +210,12 @@ def packed_attention(
         reach=window - 1 if window is not None and window < packing.longest else None,
     )
     return output[None], None
+
+
+def refuse_padded(kind: str, query: Tensor, mask: Tensor | None, dropout: float) -> None:
+    """Raise ValueError where a model asks attention over one packed row for several, or a mask."""
+    if mask is not None or dropout or query.shape[0] != 1:
+        raise ValueError(f"{kind} attention takes one row, no mask and no dropout")
 
 
 def refuse_options(kind: str, options: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from condensery.networks import native
 from condensery.networks.attention import attend as attend_packed
-from condensery.networks.attention import refuse_options
+from condensery.networks.attention import refuse_options, refuse_padded
 from condensery.networks.caching import Step
 from condensery.networks.paging import Tokens, paged_attention
 
@@ -228,8 +228,7 @@ def cached_attention(
     """
     if step is None:
         raise ValueError(f"the attention {CACHED!r} needs the keyword argument step=Step(...)")
-    if attention_mask is not None or dropout or query.shape[0] != 1:
-        raise ValueError("cached attention takes one row, no mask and no dropout")
+    refuse_padded("cached", query, attention_mask, dropout)
     if query.shape[2] != step.padded or key.shape[2] != step.padded:
         raise ValueError(
             f"{query.shape[2]} queries and {key.shape[2]} keys for a step of {step.padded}"

@@ -5,6 +5,7 @@ step of eight sequences of a Llama of MiniLM's size half the time goes in those 
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -123,12 +124,7 @@ class StepAttention(nn.Module):
         Returns:
             (1, padded, hidden), and None for the weights.
         """
-        if step is None or attention_mask is not None:
-            raise ValueError("attention in steps takes step=Step(...) and no mask")
-        if hidden_states.shape[:2] != (1, step.padded):
-            raise ValueError(f"{hidden_states.shape[:2]} rows for a step of {step.padded}")
-        refuse_options("cached", options)
-        step.visits += 1
+        step = _visit(step, hidden_states, attention_mask, options)
         hidden = hidden_states[0]
         query, key, value = (
             project(hidden).contiguous().view(len(hidden), -1, self.size)
@@ -169,9 +165,8 @@ class StepEncoderLayer(nn.Module):
         self.up: nn.Module = layer.intermediate.dense
         self.activation: nn.Module = act
         if isinstance(self.up, Dense) and getattr(act, "act", None) is F.gelu:
-            self.up = copy.copy(
-                self.up
-            )  # the same weights; the layer that is replaced keeps its own
+            # The same weights; the layer that is replaced keeps its own activation.
+            self.up = copy.copy(self.up)
             self.up.activation, self.activation = "gelu", nn.Identity()
         self.down = layer.output.dense
         self.norm = Norm(layer.output.LayerNorm)
@@ -185,12 +180,7 @@ class StepEncoderLayer(nn.Module):
         **options: Any,
     ) -> Tensor:
         """Pass a step's rows (1, padded, hidden) through it; transformers' encoder calls this."""
-        if step is None or attention_mask is not None:
-            raise ValueError("a layer in steps takes step=Step(...) and no mask")
-        if hidden_states.shape[:2] != (1, step.padded):
-            raise ValueError(f"{hidden_states.shape[:2]} rows for a step of {step.padded}")
-        refuse_options("cached", options)
-        step.visits += 1
+        step = _visit(step, hidden_states, attention_mask, options)
         hidden = hidden_states[0]
         query, key, value = (
             project(hidden).view(len(hidden), -1, self.size)
@@ -207,6 +197,26 @@ class StepEncoderLayer(nn.Module):
         inner = self.activation(self.up(hidden))
         out: Tensor = self.norm(_add(self.down, inner, hidden))
         return (out if rows is None else whole.index_copy(0, rows, out))[None]
+
+
+def _visit(
+    step: Step | Tokens | None,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    options: Mapping[str, Any],
+) -> Step | Tokens:
+    """Return the step that a layer's rows are of, and note that it came by.
+
+    Raises:
+        ValueError: There is none, or the layer is asked for what is not done in steps.
+    """
+    if step is None or attention_mask is not None:
+        raise ValueError("attention in steps takes step=Step(...) and no mask")
+    if hidden_states.shape[:2] != (1, step.padded):
+        raise ValueError(f"{hidden_states.shape[:2]} rows for a step of {step.padded}")
+    refuse_options("cached", options)
+    step.visits += 1
+    return step
 
 
 def _add(linear: nn.Module, inputs: Tensor, residual: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from condensery.networks.attention import attend, refuse_options
+from condensery.networks.attention import attend, refuse_options, refuse_padded
 from condensery.networks.packing import Packing
 
 PREFIXED = "condensery_prefixed"
@@ -80,8 +80,7 @@ def prefixed_attention(
     """
     if prefixes is None:
         raise ValueError(f"the attention {PREFIXED!r} needs prefixes=Prefixes(...)")
-    if attention_mask is not None or dropout or query.shape[0] != 1:
-        raise ValueError("prefixed attention takes one row, no mask and no dropout")
+    refuse_padded("prefixed", query, attention_mask, dropout)
     refuse_options("prefixed", options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
