@@ -1,5 +1,6 @@
 """The addresses that REST and gRPC listen on, and the certificate that they show."""
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -55,6 +56,11 @@ class Tls:
             raise SettingError(
                 f"{flag}: {path} is not allowed: {error.message}.", field=error.field, value=path
             ) from error
+
+
+async def wait_for_last(grace: float) -> None:
+    """Wait for calls that are on their way at the end, ``grace`` seconds at most."""
+    await asyncio.sleep(min(LAST_SECONDS, grace))
 
 
 def limit_connections(limit: int) -> int:

@@ -233,7 +233,7 @@ class GrpcServer:
         self._streams.close()
         if grace > 0:
             self._guard.hold_refusals()
-            await asyncio.sleep(min(ports.LAST_SECONDS, grace))
+            await ports.wait_for_last(grace)
         self._checks.end()
         stopping = asyncio.create_task(self._server.stop(grace))
         await asyncio.sleep(0.01)  # until it has begun
