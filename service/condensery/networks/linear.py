@@ -6,7 +6,9 @@ multiplies by MKL, which is as fast on an Intel and takes 2.3 times as long on a
 is here is tried. What reads few rows at a time gains anywhere.
 
 Where a CPU has AVX2 and no AVX512, fp32 is multiplied by a kernel of ours: few rows in 0.4 of the
-time that MKL takes and half of oneDNN's, long lists in 0.9 and 0.8 (docs/experiments.md).
+time that MKL takes and half of oneDNN's, long lists in 0.9 and 0.8; and where it has AVX512 with
+bf16 but no AMX, bf16 is: few rows in half to 0.7 of oneDNN's time, long lists in the same
+(docs/experiments.md).
 """
 
 import time
@@ -42,9 +44,11 @@ def can_prepack(device: torch.device, dtype: torch.dtype, *, fp32: bool = False)
     return dtype == torch.float32 and (fp32 or fp32_gains())
 
 
-def form_of(device: torch.device, dtype: torch.dtype, *, fp32: bool = False) -> Form:
-    """Return how to hold weights of this device and type; ``fp32`` is as for ``can_prepack``."""
-    if device.type == "cpu" and dtype == torch.float32 and native.has_panels():
+def form_of(weight: Tensor, *, fp32: bool = False) -> Form:
+    """Return how to hold a weight, (out, in); ``fp32`` is as for ``can_prepack``."""
+    device, dtype = weight.device, weight.dtype
+    paired = dtype != torch.bfloat16 or weight.shape[1] % 2 == 0
+    if device.type == "cpu" and paired and native.has_panels(dtype):
         return "panels"
     return "onednn" if can_prepack(device, dtype, fp32=fp32) else "torch"
 
@@ -110,7 +114,7 @@ def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
             # Not subclasses: they may compute something else.
             if type(child) is not nn.Linear:
                 continue
-            if form_of(child.weight.device, child.weight.dtype, fp32=fp32) != "torch":
+            if form_of(child.weight, fp32=fp32) != "torch":
                 setattr(parent, name, Dense.of(child, fp32=fp32))
                 replaced += 1
     return replaced
@@ -139,18 +143,19 @@ class Dense(nn.Module):
         super().__init__()
         self.activation: Activation = activation
         self.out_features, self.in_features = weight.shape
-        self.form = form_of(weight.device, weight.dtype, fp32=fp32)
+        self.form = form_of(weight, fp32=fp32)
         weight = weight.detach()
         # Plain attributes where packed: an opaque tensor has no state dict and can't be moved.
         if self.form == "torch":
             self.weight = nn.Buffer(weight)
             self.bias = None if bias is None else nn.Buffer(bias.detach())
             return
-        if self.form == "panels":
-            self.packed = native.pack_panels(weight)
-        else:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.offset = None if bias is None else bias.detach().contiguous()
+        if self.form == "onednn":
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+            return
+        self.packed = native.pack_panels(weight)
+        self.offset = None if self.offset is None else self.offset.float()
 
     @classmethod
     def of(

@@ -3,8 +3,8 @@
  * Attention of one query row a sequence to its own keys and values in a cache, for which torch has
  * no operation; attention of whole sequences that lie end to end, in bf16; the rounding of rows to
  * 8 bits, before and after a product of integers; norms; and rotary positions, on the way to a
- * cache. And products in fp32 where there is AVX2 alone, which torch's libraries do badly for few
- * rows.
+ * cache. And products in fp32 where there is AVX2 alone, and in bf16 where there is AVX512 with it,
+ * which torch's libraries do badly for few rows.
  *
  * Numbers are fp32 inside. Each row is computed by itself, so that none depends on what else is in
  * a step.
@@ -89,7 +89,7 @@ INLINE void softmax(float *scores, int64_t count) {
 /* No compiler makes products of pairs in bf16 from loops like those above: here they are written
  * out, for AVX512. */
 #if WIDE_KERNELS
-#define DOTS __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define DOTS __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
 DOTS INLINE void narrow_all(__m512 value, uint16_t *to) {
     __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
@@ -294,9 +294,10 @@ DOTS static void attend_by_dots(const uint16_t *query, const uint16_t *keys,
 #if WIDE_KERNELS
 #define FMA __attribute__((target("avx2,fma")))
 /* Else the sums would be an array in memory. */
-#define EACH(row, count) _Pragma("GCC unroll 6") for (int row = 0; row < (count); row++)
+#define EACH(row, count) _Pragma("GCC unroll 12") for (int row = 0; row < (count); row++)
 
-enum { PANEL = 16, HALF = PANEL / 2, BLOCK_BYTES = 192 << 10 };
+/* HALVES: rows in bf16 at a time. */
+enum { PANEL = 16, HALF = PANEL / 2, HALVES = 12, BLOCK_BYTES = 192 << 10 };
 
 FMA INLINE __m256 all(float value) {
     return _mm256_set1_ps(value);
@@ -399,14 +400,105 @@ FMA INLINE void multiply_rows(int64_t rows, int panels, const float *inputs, int
         switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
 
-/* A product, in as many parts as there are threads; each thread takes the next that is left. */
+/* A product, in as many parts as there are threads; each thread takes the next that is left. bf16:
+ * whether inputs, panels, residual and output are that, else fp32. */
 struct product {
-    const float *inputs;
-    const void *panels;
-    const float *scales, *bias, *residual;
-    float *output;
-    int64_t rows, width, outputs, gelu, parts, taken;
+    const void *inputs, *panels;
+    const float *scales, *bias;
+    const void *residual;
+    void *output;
+    int64_t bf16, rows, width, outputs, gelu, parts, taken;
 };
+
+/* So many rows, at most HALVES, times a panel of 32 outputs, pairs of whose weights lie side by side
+ * in the lanes: 24 of the 32 registers hold sums. Meanwhile the next panel comes nearer, by so many
+ * lines and bytes a pair. lanes: the outputs that there are. */
+DOTS INLINE void dot_tile(int rows, int lines, const uint16_t *inputs, int64_t width,
+                          const uint32_t *panel, const char *next, int64_t pace,
+                          const float *bias, const uint16_t *residual, uint16_t *output,
+                          int64_t outputs, int64_t lanes, int gelu) {
+    __m512 sums[HALVES][2];
+    EACH(r, rows) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < width / 2; k++) {
+        __m512bh left = pairs_at(panel + k * SPAN), right = pairs_at(panel + k * SPAN + LANES);
+        _mm_prefetch(next + k * pace, _MM_HINT_T1);
+        if (lines == 2) _mm_prefetch(next + k * pace + 64, _MM_HINT_T1);
+        EACH(r, rows) {
+            __m512bh input = pair_at(inputs + r * width + 2 * k);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], input, left);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], input, right);
+        }
+    }
+    __mmask16 low = first_lanes(lanes), high = first_lanes(lanes - LANES);
+    __m512 offsets[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (bias) {
+        offsets[0] = _mm512_maskz_loadu_ps(low, bias);
+        offsets[1] = _mm512_maskz_loadu_ps(high, bias + LANES);
+    }
+    EACH(r, rows) EACH(c, 2) {
+        __mmask16 there = c ? high : low;
+        __m512 sum = _mm512_add_ps(sums[r][c], offsets[c]);
+        if (gelu) {
+            __m256 halves[2] = {_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1)};
+            sum = _mm512_castps256_ps512(gelu_all(halves[0]));
+            sum = _mm512_insertf32x8(sum, gelu_all(halves[1]), 1);
+        }
+        if (residual) {
+            __m256i own = _mm256_maskz_loadu_epi16(there, residual + r * outputs + c * LANES);
+            __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(own), 16);
+            sum = _mm512_add_ps(sum, _mm512_castsi512_ps(wide));
+        }
+        _mm256_mask_storeu_epi16(output + r * outputs + c * LANES, there,
+                                 (__m256i)_mm512_cvtneps_pbh(sum));
+    }
+}
+
+DOTS INLINE void dot_rows(int64_t rows, int lines, const uint16_t *inputs, int64_t width,
+                          const uint32_t *panel, const char *next, int64_t pace,
+                          const float *bias, const uint16_t *residual, uint16_t *output,
+                          int64_t outputs, int64_t lanes, int gelu) {
+#define DOT_ROWS(count)                                                                         \
+    case count:                                                                                 \
+        dot_tile(count, lines, inputs, width, panel, next, pace, bias, residual, output,        \
+                 outputs, lanes, gelu);                                                         \
+        break;
+    switch (rows) {
+        DOT_ROWS(1) DOT_ROWS(2) DOT_ROWS(3) DOT_ROWS(4) DOT_ROWS(5) DOT_ROWS(6)
+        DOT_ROWS(7) DOT_ROWS(8) DOT_ROWS(9) DOT_ROWS(10) DOT_ROWS(11) DOT_ROWS(12)
+    }
+}
+
+/* As multiply_part, in bf16. */
+DOTS static void dot_part(const struct product *all, int64_t top, int64_t bottom, int64_t left,
+                          int64_t right) {
+    int64_t width = all->width, outputs = all->outputs, rows = bottom - top;
+    int64_t most = BLOCK_BYTES / (2 * width) / HALVES * HALVES;
+    if (most < 4 * HALVES) most = 4 * HALVES;
+    int64_t blocks = (rows + most - 1) / most;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
+        int64_t tiles = (count + HALVES - 1) / HALVES, pace = SPAN * 4 / tiles;
+        for (int64_t n = left; n < right; n += SPAN) {
+            const uint32_t *panel = (const uint32_t *)all->panels + n * width / 2;
+            int64_t lanes = outputs - n < SPAN ? outputs - n : SPAN;
+            for (int64_t t = 0; t < tiles; t++) {
+                int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;
+                int64_t row = top + start + first, to = row * outputs + n;
+                const uint16_t *from = (const uint16_t *)all->inputs + row * width;
+                const uint16_t *more = all->residual ? (const uint16_t *)all->residual + to : NULL;
+                const float *offset = all->bias ? all->bias + n : NULL;
+                uint16_t *output = (uint16_t *)all->output + to;
+                const char *next = (const char *)(panel + SPAN * width / 2) + t * pace * width / 2;
+#define DOTTED(lines, more, gelu)                                                              \
+    dot_rows(own, lines, from, width, panel, next, pace, offset, more, output, outputs, lanes, gelu)
+                if (tiles == 1 && all->gelu) DOTTED(2, NULL, 1);
+                else if (tiles == 1) DOTTED(2, more, 0);
+                else if (all->gelu) DOTTED(1, NULL, 1);
+                else DOTTED(1, more, 0);
+            }
+        }
+    }
+}
 
 /* Rows from `top` to `bottom`, outputs from `left` to `right`, in blocks of rows that stay in a
  * core's cache while the panels pass by; as even as can be. */
@@ -426,16 +518,17 @@ FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bo
                 int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;
                 int64_t lanes = outputs - n < PANEL ? outputs - n : PANEL;
                 int64_t row = top + start + first, to = row * outputs + n;
-                const float *from = all->inputs + row * width;
+                const float *from = (const float *)all->inputs + row * width;
                 const char *panel = (const char *)all->panels + n * width * size;
                 const float *offset = all->bias ? all->bias + n : NULL;
-                const float *more = all->residual ? all->residual + to : NULL;
+                const float *more = all->residual ? (const float *)all->residual + to : NULL;
+                float *output = (float *)all->output + to;
                 /* The next panel, spread over this one's tiles: memory is slower than products. */
                 int64_t ahead = (1 + both) * PANEL + t * pace % PANEL;
                 const char *next = panel + ahead * width * size;
 #define PRODUCT(panels, scales, gelu, coded)                                                   \
     multiply_rows(own, panels, from, width, panel, PANEL, next, pace, scales, offset, more,    \
-                  all->output + to, width, outputs, lanes, gelu, coded)
+                  output, width, outputs, lanes, gelu, coded)
                 if (all->scales && both) PRODUCT(2, all->scales + n, 0, 1);
                 else if (all->scales) PRODUCT(1, all->scales + n, 0, 1);
                 else if (all->gelu) PRODUCT(1, NULL, 1, 0);
@@ -448,15 +541,18 @@ FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bo
 /* Of many rows, each part has some; of few, some of the panels. */
 FMA static void multiply_parts(void *shared) {
     struct product *all = shared;
-    int64_t rows = all->rows, parts = all->parts, panels = (all->outputs + PANEL - 1) / PANEL;
+    int64_t rows = all->rows, parts = all->parts, outputs = all->outputs;
+    int64_t side = all->bf16 ? SPAN : PANEL, panels = (outputs + side - 1) / side;
+    int by_rows = rows >= 2 * (all->bf16 ? HALVES : TILE) * parts;
     for (;;) {
         int64_t part = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED);
         if (part >= parts) return;
-        int64_t left = panels * part / parts * PANEL, right = panels * (part + 1) / parts * PANEL;
-        if (rows >= 2 * TILE * parts)
-            multiply_part(all, rows * part / parts, rows * (part + 1) / parts, 0, all->outputs);
-        else
-            multiply_part(all, 0, rows, left, right < all->outputs ? right : all->outputs);
+        int64_t top = by_rows ? rows * part / parts : 0, left = by_rows ? 0 : panels * part / parts;
+        int64_t bottom = by_rows ? rows * (part + 1) / parts : rows;
+        int64_t right = by_rows ? outputs : panels * (part + 1) / parts * side;
+        if (right > outputs) right = outputs;
+        if (all->bf16) dot_part(all, top, bottom, left * side, right);
+        else multiply_part(all, top, bottom, left * side, right);
     }
 }
 
@@ -508,7 +604,8 @@ FMA static void attend_floats(const float *query, const float *keys, const float
 }
 #endif
 
-/* Whether this machine, and the build of this file, have products, and the machine nothing wider. */
+/* Whether this machine, and the build of this file, have products in fp32, and the machine nothing
+ * wider. */
 int64_t condensery_has_panels(void) {
 #if WIDE_KERNELS
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -518,29 +615,33 @@ int64_t condensery_has_panels(void) {
 #endif
 }
 
-/* output = inputs * weight^T + bias, then exact GELU or + residual; fp32. inputs: (rows, width).
- * panels: the weight, 16 outputs side by side, (outputs / 16, width, 16), filled up with 0; fp32 or,
- * with scales, codes of 8 bits, each times its output's scale (no GELU then). scales: (outputs,),
- * filled up to a multiple of 16, or null. bias: (outputs,), residual: (rows, outputs); either may be null. output: (rows, outputs). A row's sums
- * are in the same order whatever rows are beside it. parallel: the GOMP_parallel of torch's own
- * OpenMP, which runs it on so many threads, or on fewer; null: on this one. */
-void condensery_multiply(const float *inputs, const void *panels, const float *scales,
-                         const float *bias, const float *residual, float *output, int64_t rows,
-                         int64_t width, int64_t outputs, int64_t gelu, int64_t threads,
+/* output = inputs * weight^T + bias, then exact GELU or + residual; fp32, or all but the bias bf16
+ * (condensery_has_dots). inputs: (rows, width). panels: the weight, filled up with 0; in fp32 16
+ * outputs side by side, (outputs / 16, width, 16), or, with scales, codes of 8 bits, each times its
+ * output's scale (no GELU then); in bf16 pairs of 32 outputs, (outputs / 32, width / 2, 32, 2).
+ * scales: (outputs,), filled up to a multiple of 16, or null. bias: (outputs,), residual:
+ * (rows, outputs); either may be null. output: (rows, outputs). A row's sums are in the same order
+ * whatever rows are beside it. parallel: the GOMP_parallel of torch's own OpenMP, which runs it on
+ * so many threads, or on fewer; null: on this one. */
+void condensery_multiply(int64_t bf16, const void *inputs, const void *panels,
+                         const float *scales, const float *bias, const void *residual,
+                         void *output, int64_t rows, int64_t width, int64_t outputs, int64_t gelu,
+                         int64_t threads,
                          void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
 #if WIDE_KERNELS
     struct product all = {.inputs = inputs, .panels = panels, .scales = scales, .bias = bias,
-                          .residual = residual, .output = output, .rows = rows, .width = width,
-                          .outputs = outputs, .gelu = gelu, .parts = threads};
+                          .residual = residual, .output = output, .bf16 = bf16, .rows = rows,
+                          .width = width, .outputs = outputs, .gelu = gelu, .parts = threads};
     if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
     else multiply_parts(&all);
 #else
-    (void)inputs, (void)panels, (void)scales, (void)bias, (void)residual, (void)output;
+    (void)bf16, (void)inputs, (void)panels, (void)scales, (void)bias, (void)residual, (void)output;
     (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads, (void)parallel;
 #endif
 }
 
-/* Whether this machine, and the build of this file, have attention of whole sequences. */
+/* Whether this machine, and the build of this file, have attention of whole sequences and products
+ * in bf16. */
 int64_t condensery_has_dots(void) {
 #if WIDE_KERNELS
     return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

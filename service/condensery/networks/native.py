@@ -28,8 +28,8 @@ SOURCE = Path(__file__).with_name("native.c")
 # Nothing of -ffast-math: a NaN must come out of NaN.
 FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("cc", "gcc", "clang")
-# As in the source: of a head, for single rows; keys and numbers side by side; rows at a time;
-# outputs side by side.
+# As in the source: of a head, for single rows; keys and numbers, or outputs in bf16, side by side;
+# rows at a time; outputs side by side in fp32.
 MOST_SIZE, SPAN, TILE, PANEL = 512, 32, 6, 16
 WORTH_THREADS = 1 << 18  # products of numbers; of fewer, waking a thread takes as long
 FEW_THREADS = 2  # of torch, up to which one thread of ours is done sooner
@@ -82,10 +82,10 @@ class Kernels:
     """The library's functions; numbers and addresses in.
 
     Attributes:
-        has_attend_packed: Whether this machine has what that is written in, in bf16 (AVX512).
+        has_dots: Whether this machine has what ``attend_packed`` and ``multiply`` are written in,
+            in bf16 (AVX512).
         parallel: Where torch's OpenMP runs a function on several threads; None: nowhere.
-        has_panels: Whether it has what ``multiply`` and the same in fp32 are written in (AVX2), and
-            nothing wider.
+        has_panels: Whether it has what they are written in, in fp32 (AVX2), and nothing wider.
 
     Raises:
         OSError: It is for another machine.
@@ -110,7 +110,7 @@ class Kernels:
         self.rotate = loaded.condensery_rotate
         self.rotate.argtypes = (whole, *[pointer] * 8, *[whole] * 4)
         self.multiply = loaded.condensery_multiply
-        self.multiply.argtypes = (*[pointer] * 6, *[whole] * 5, pointer)
+        self.multiply.argtypes = (whole, *[pointer] * 6, *[whole] * 5, pointer)
         for function in (
             *(self.attend, self.round, self.scale, self.attend_packed),
             *(self.rms_norm, self.rotate, self.multiply),
@@ -118,7 +118,7 @@ class Kernels:
             function.restype = None
         for told in (loaded.condensery_has_dots, loaded.condensery_has_panels):
             told.restype = whole
-        self.has_attend_packed = bool(loaded.condensery_has_dots())
+        self.has_dots = bool(loaded.condensery_has_dots())
         import torch  # noqa: F401  # which makes it known to all
 
         try:
@@ -127,8 +127,7 @@ class Kernels:
             self.parallel = None
         else:
             self.parallel = ctypes.cast(of_torch, pointer).value
-        # On one thread alone they would be slower than torch's.
-        self.has_panels = bool(loaded.condensery_has_panels()) and self.parallel is not None
+        self.has_panels = bool(loaded.condensery_has_panels())
 
 
 @cache
@@ -151,24 +150,39 @@ def takes(rows: "Tensor") -> bool:
     return known and rows.device.type == "cpu" and kernels() is not None
 
 
-def has_panels() -> bool:
-    """Tell whether ``multiply`` is there, and the fastest that this CPU has in fp32."""
+def has_panels(dtype: "torch.dtype") -> bool:
+    """Tell whether ``multiply`` is there, and the fastest that this CPU has in a dtype.
+
+    Args:
+        dtype: fp32 or bf16, of the inputs.
+    """
+    import torch
+
     loaded = kernels()
-    return loaded is not None and loaded.has_panels
+    if loaded is None or loaded.parallel is None:
+        return False  # on one thread alone they would be slower than torch's
+    if dtype == torch.bfloat16:
+        return loaded.has_dots and not torch.cpu._is_amx_tile_supported()
+    return loaded.has_panels and dtype == torch.float32
 
 
 def pack_panels(weight: "Tensor") -> "Tensor":
-    """Return a weight, (out, in), as ``multiply`` reads it: (out / 16, in, 16), filled up with 0.
+    """Return a weight, (out, in), as ``multiply`` reads it, filled up with 0.
 
     Args:
-        weight: fp32, or codes of 8 bits.
+        weight: fp32 or codes of 8 bits: (out / 16, in, 16). Or bf16, with an even number of inputs:
+            (out / 32, in / 2, 32, 2).
     """
+    import torch
     from torch.nn import functional as F
 
-    outputs, inputs = weight.shape
-    missing = -outputs % PANEL
+    half = weight.dtype == torch.bfloat16
+    (outputs, inputs), side = weight.shape, SPAN if half else PANEL
+    missing = -outputs % side
     filled = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # it would copy anyway
-    return filled.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+    if half:
+        return filled.view(-1, side, inputs // 2, 2).transpose(1, 2).contiguous()
+    return filled.view(-1, side, inputs).transpose(1, 2).contiguous()
 
 
 def multiply(
@@ -187,33 +201,36 @@ def multiply(
     are.
 
     Args:
-        inputs: (..., in), fp32.
-        panels: The weight, as ``pack_panels`` has it.
+        inputs: (..., in), fp32 or bf16.
+        panels: The weight, as ``pack_panels`` has it; bf16 for inputs that are.
         bias: (outputs,), fp32.
         outputs: So many.
         gelu: Whether the exact one (erf) follows; then there is no residual.
-        residual: (..., outputs), fp32.
+        residual: (..., outputs), as the inputs.
         scales: Of each output's codes of 8 bits, fp32, (outputs,) filled up to panels; then GELU
             can't follow.
     """
     import torch
 
     width = inputs.shape[-1]
-    assert inputs.dtype == torch.float32
+    half = inputs.dtype == torch.bfloat16
+    assert half or inputs.dtype == torch.float32
     assert inputs.device.type == "cpu"
     assert min(width, outputs) > 0
     assert panels.is_contiguous()
     for part, length in ((bias, outputs), (scales, len(panels) * PANEL)):
         assert part is None or (part.dtype == torch.float32 and part.is_contiguous())
         assert part is None or len(part) == length
-    assert panels.shape == (-(-outputs // PANEL), width, PANEL)
-    assert panels.dtype == (torch.float32 if scales is None else torch.int8)
-    assert scales is None or not gelu
+    of_weight = (width // 2, SPAN, 2) if half else (width, PANEL)
+    assert panels.shape == (-(-outputs // of_weight[1]), *of_weight)
+    assert panels.dtype == (inputs.dtype if scales is None else torch.int8)
+    assert scales is None or not (gelu or half)
+    assert not (half and width % 2)
     inputs = inputs.contiguous()
     output = inputs.new_empty((*inputs.shape[:-1], outputs))
     if residual is not None:
         assert not gelu
-        assert residual.dtype == torch.float32
+        assert residual.dtype == inputs.dtype
         assert residual.shape == output.shape
         residual = residual.contiguous()
     loaded = kernels()
@@ -221,7 +238,7 @@ def multiply(
     rows = output.numel() // outputs
     threads = torch.get_num_threads() if rows * width * outputs > WORTH_THREADS else 1
     loaded.multiply(
-        *(inputs.data_ptr(), panels.data_ptr()),
+        *(half, inputs.data_ptr(), panels.data_ptr()),
         *(None if part is None else part.data_ptr() for part in (scales, bias, residual)),
         *(output.data_ptr(), rows, width, outputs, gelu, threads, loaded.parallel),
     )
@@ -241,7 +258,7 @@ def can_attend_packed(query: "Tensor", key: "Tensor", value: "Tensor") -> bool:
     shared = key.shape[1]
     if loaded is None:
         return False
-    there = {torch.bfloat16: loaded.has_attend_packed, torch.float32: loaded.has_panels}
+    there = {torch.bfloat16: loaded.has_dots, torch.float32: loaded.has_panels}
     return (
         there.get(query.dtype, False)
         and size % SPAN == 0

@@ -139,8 +139,7 @@ class Generator(nn.Module):
 
         It can only infer afterwards.
         """
-        form = form_of(self.words.device, self.words.dtype, fp32=fp32)
-        if self._head is None and form != "torch":
+        if self._head is None and form_of(self.words, fp32=fp32) != "torch":
             self._head = Dense(self.words, self.output_bias, fp32=fp32)
 
     def quantise(self, product: Product) -> None:

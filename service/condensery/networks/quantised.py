@@ -43,7 +43,7 @@ def can_quantise(weights: Weights, device: torch.device) -> bool:
     if weights == "int4":
         return torch.cpu._is_avx512_supported()
     integers = torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
-    return integers or native.has_panels()
+    return integers or native.has_panels(torch.float32)
 
 
 class Product(Protocol):
@@ -111,7 +111,7 @@ class Int8(nn.Module):
         scales = exact.abs().amax(dim=1).clamp_min(TINY) / 127
         codes = (exact / scales[:, None]).round_().to(torch.int8)
         self.bias = None if bias is None else nn.Buffer(bias.detach().float())
-        self.panels = native.has_panels()
+        self.panels = native.has_panels(torch.float32)
         # A plain attribute: an opaque tensor has no state dict and can't be moved.
         if self.panels:
             self.packed = native.pack_panels(codes)

@@ -63,5 +63,5 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def plain_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where torch's own products in fp32 are as fast: they stay as they are."""
-    monkeypatch.setattr(native, "has_panels", lambda: False)
+    monkeypatch.setattr(native, "has_panels", lambda _: False)
     monkeypatch.setattr(linear, "fp32_gains", lambda: False)

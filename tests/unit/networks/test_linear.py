@@ -76,7 +76,7 @@ def test_fp32_layers_are_left_as_they_are_unless_it_gains_or_is_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = nn.Sequential(nn.Linear(4, 4))
-    monkeypatch.setattr(native, "has_panels", lambda: False)
+    monkeypatch.setattr(native, "has_panels", lambda _: False)
     monkeypatch.setattr(linear, "fp32_gains", lambda: False)
     assert prepack_linears(network) == 0
     assert type(network[0]) is nn.Linear
@@ -86,14 +86,23 @@ def test_fp32_layers_are_left_as_they_are_unless_it_gains_or_is_wanted(
     assert prepack_linears(network) == 1
 
 
-def test_the_kernel_of_ours_is_for_fp32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_ours_is_for_the_dtypes_that_it_is_best_in_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def form(dtype: torch.dtype, inputs: int = 4, device: str = "cpu") -> str:
+        return linear.form_of(torch.empty(3, inputs, dtype=dtype, device=device))
+
     monkeypatch.setattr(linear, "fp32_gains", lambda: False)
-    monkeypatch.setattr(native, "has_panels", lambda: True)
-    assert linear.form_of(CPU, torch.float32) == "panels"
-    assert linear.form_of(CPU, torch.float64) == "torch"
-    assert linear.form_of(torch.device("meta"), torch.float32) == "torch"
-    if can_prepack(CPU, torch.bfloat16):
-        assert linear.form_of(CPU, torch.bfloat16) == "onednn"
+    half = "onednn" if can_prepack(CPU, torch.bfloat16) else "torch"
+    for best in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr(native, "has_panels", lambda dtype, best=best: dtype == best)
+        assert form(best) == "panels"
+        assert form(torch.float32, inputs=5) == ("panels" if best == torch.float32 else "torch")
+        assert form(torch.bfloat16, inputs=5) == half, "pairs of inputs"
+        assert form(torch.float64) == "torch"
+        assert form(best, device="meta") == "torch"
+    monkeypatch.setattr(native, "has_panels", lambda _: False)
+    assert form(torch.bfloat16) == half
 
 
 @pytest.mark.parametrize(("seconds", "wanted"), [((1.1, 1.0), False), ((1.5, 1.0), True)])

@@ -72,18 +72,20 @@ def test_a_row_does_not_hang_on_others_and_one_with_a_nan_fails_alone(dtype: tor
 
 
 loaded = native.kernels()
-panels = pytest.mark.skipif(
-    loaded is None or not loaded.has_panels,
-    reason="no compiler when it was installed, or no AVX2, or AVX512",
-)
-packs = pytest.mark.parametrize(
+kinds = pytest.mark.parametrize(
     "dtype",
     [
-        pytest.param(torch.float32, marks=panels),
+        pytest.param(
+            torch.float32,
+            marks=pytest.mark.skipif(
+                loaded is None or not loaded.has_panels,
+                reason="no compiler when it was installed, or no AVX2, or AVX512",
+            ),
+        ),
         pytest.param(
             torch.bfloat16,
             marks=pytest.mark.skipif(
-                loaded is None or not loaded.has_attend_packed,
+                loaded is None or not loaded.has_dots,
                 reason="no compiler when it was installed, or no AVX512 with bf16",
             ),
         ),
@@ -92,7 +94,7 @@ packs = pytest.mark.parametrize(
 LENGTHS = [1, 5, 6, 7, 31, 32, 33, 64, 100, 130]
 
 
-@packs
+@kinds
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [32, 64, 96])
 @pytest.mark.parametrize(("heads", "shared"), [(6, 6), (4, 2), (3, 1)])
@@ -120,7 +122,7 @@ def test_attention_of_packed_sequences_is_that_of_torch(
         torch.testing.assert_close(out, wanted, atol=float(reach), rtol=10 * rounding)
 
 
-@packs
+@kinds
 @pytest.mark.parametrize("before", [0, 1, 31, 200])
 @pytest.mark.parametrize("count", [1, 6, 40])
 def test_pieces_of_a_sequence_see_what_is_before_them(
@@ -138,7 +140,7 @@ def test_pieces_of_a_sequence_see_what_is_before_them(
     assert torch.equal(piece, whole[before:])
 
 
-@packs
+@kinds
 def test_a_sequence_with_a_nan_fails_alone_and_large_scores_overflow_nothing(
     dtype: torch.dtype,
 ) -> None:
@@ -155,7 +157,7 @@ def test_a_sequence_with_a_nan_fails_alone_and_large_scores_overflow_nothing(
     assert torch.equal(got[60:], alone), "none hangs on its neighbours"
 
 
-@packs
+@kinds
 def test_what_packed_attention_does_not_take_is_said(dtype: torch.dtype) -> None:
     good = torch.randn(8, 2, 32).to(dtype)
     assert native.can_attend_packed(good, good, good)
@@ -171,45 +173,49 @@ def test_what_packed_attention_does_not_take_is_said(dtype: torch.dtype) -> None
         assert native.can_attend_packed(learnt, good, good)
 
 
-@panels
-@pytest.mark.parametrize("width", [1, 24, 384, 1536])
+@kinds
+@pytest.mark.parametrize("width", [1, 2, 24, 384, 1536])
 @pytest.mark.parametrize("outputs", [3, 16, 40, 384])
-@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13, 150])
-def test_products_are_those_of_torch(rows: int, outputs: int, width: int) -> None:
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 12, 13, 25, 150])
+def test_products_are_those_of_torch(
+    dtype: torch.dtype, rows: int, outputs: int, width: int
+) -> None:
+    half = dtype == torch.bfloat16
+    if half and width % 2:
+        pytest.skip("pairs of inputs")
     source = torch.Generator().manual_seed(rows + outputs)
-    inputs, weight, bias, more = (
-        torch.randn(*shape, generator=source, dtype=torch.float64)
-        for shape in ((rows, width), (outputs, width), (outputs,), (rows, outputs))
+    inputs, weight, more = (
+        torch.randn(*shape, generator=source).to(dtype)
+        for shape in ((rows, width), (outputs, width), (rows, outputs))
     )
-    # The order of sums differs, each to half a rounding of what was added up.
-    atol = 1e-6 + 4e-7 * width
-    packed = native.pack_panels(weight.float())
-    plain = F.linear(inputs, weight)
+    bias = torch.randn(outputs, generator=source)
+    # The order of sums differs, each to half a rounding of what was added up; bf16 is rounded to
+    # 2^-9 of itself at the end, once.
+    atol, rtol = 1e-6 + 4e-7 * width, 2**-8 if half else 1e-6
+    packed = native.pack_panels(weight)
+    plain = F.linear(inputs.double(), weight.double())
     for bent, offset, residual in (
         *((False, None, None), (False, bias, None), (False, bias, more)),
         *((True, bias, None), (True, None, None)),
     ):
-        got = native.multiply(
-            inputs.float(),
-            packed,
-            None if offset is None else offset.float(),
-            outputs,
-            gelu=bent,
-            residual=None if residual is None else residual.float(),
-        )
+        got = native.multiply(inputs, packed, offset, outputs, gelu=bent, residual=residual)
+        assert got.dtype == dtype
         wanted = plain if offset is None else plain + offset
         wanted = F.gelu(wanted) if bent else wanted
         wanted = wanted if residual is None else wanted + residual
-        torch.testing.assert_close(got.double(), wanted, atol=atol, rtol=1e-6)
+        torch.testing.assert_close(got.double(), wanted, atol=atol, rtol=rtol)
 
 
-@panels
-def test_a_product_takes_rows_of_any_layout_and_none_hangs_on_its_neighbours() -> None:
-    weight, bias = torch.randn(48, 32), torch.randn(48)
+@kinds
+def test_a_product_takes_rows_of_any_layout_and_none_hangs_on_its_neighbours(
+    dtype: torch.dtype,
+) -> None:
+    weight, bias = torch.randn(48, 32).to(dtype), torch.randn(48)
     packed = native.pack_panels(weight)
-    inputs = torch.randn(32, 4, 5).transpose(0, 2)
+    inputs = torch.randn(32, 4, 5).to(dtype).transpose(0, 2)
     whole = native.multiply(inputs, packed, bias, 48, gelu=True)
-    torch.testing.assert_close(whole, F.gelu(F.linear(inputs, weight, bias)))
+    wanted = F.gelu(F.linear(inputs.float(), weight.float(), bias))
+    torch.testing.assert_close(whole, wanted.to(dtype), atol=1e-5, rtol=2**-8 + 1e-6)
     for place in range(5):
         alone = native.multiply(inputs[place, 1], packed, bias, 48, gelu=True)
         assert torch.equal(alone, whole[place, 1])
@@ -220,17 +226,22 @@ def test_a_product_takes_rows_of_any_layout_and_none_hangs_on_its_neighbours() -
     assert torch.equal(native.multiply(inputs[:2], packed, bias, 48), bad[:2])
 
 
-@panels
+@kinds
 @pytest.mark.parametrize(
     ("rows", "width", "outputs"), [(13, 384, 1000), (200, 384, 1000), (6, 2, 7)]
 )
 @pytest.mark.parametrize("threads", [2, 3, 5])
 def test_products_of_several_threads_are_those_of_one(
-    rows: int, width: int, outputs: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    rows: int,
+    width: int,
+    outputs: int,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(native, "WORTH_THREADS", 0)
     inputs, weight, more = (
-        torch.randn(shape) for shape in ((rows, width), (outputs, width), (rows, outputs))
+        torch.randn(shape).to(dtype) for shape in ((rows, width), (outputs, width), (rows, outputs))
     )
     packed = native.pack_panels(weight)
     alone = native.multiply(inputs, packed, None, outputs, residual=more)
@@ -240,13 +251,16 @@ def test_products_of_several_threads_are_those_of_one(
         assert torch.equal(got, alone)
 
 
-@panels
-def test_gelu_is_exact_where_it_bends_and_far_from_there() -> None:
+@kinds
+def test_gelu_is_exact_where_it_bends_and_far_from_there(dtype: torch.dtype) -> None:
+    half = dtype == torch.bfloat16
     inputs = torch.cat([torch.linspace(-12, 12, 24_001), torch.tensor([-1e30, 1e30, torch.nan])])
-    one = native.pack_panels(torch.ones(1, 1))
-    got = native.multiply(inputs[:, None], one, None, 1, gelu=True)[:, 0]
+    inputs = inputs.to(dtype)
+    one = native.pack_panels(torch.tensor([[1.0, 0.0]]).to(dtype))
+    got = native.multiply(F.pad(inputs[:, None], (0, 1)), one, None, 1, gelu=True)[:, 0]
     wanted = F.gelu(inputs.double())
-    torch.testing.assert_close(got.double(), wanted, atol=1.2e-6, rtol=1e-6, equal_nan=True)
+    rtol = 2**-8 if half else 1e-6
+    torch.testing.assert_close(got.double(), wanted, atol=1.2e-6, rtol=rtol, equal_nan=True)
 
 
 @built

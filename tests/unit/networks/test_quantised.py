@@ -40,7 +40,7 @@ def rounded_product(layer: nn.Linear, inputs: torch.Tensor) -> np.ndarray:
     """
     weight, rows = layer.weight.double().detach().numpy(), inputs.double().numpy()
     by_output = np.abs(weight).max(1, keepdims=True) / 127
-    if not native.has_panels():
+    if not native.has_panels(torch.float32):
         by_row = np.abs(rows).max(1, keepdims=True) / 127
         rows = np.floor(rows / by_row + 0.5) * by_row
     bias = 0 if layer.bias is None else layer.bias.double().detach().numpy()
@@ -161,7 +161,7 @@ def test_what_a_device_is_not_for_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert not can_quantise("int4", cuda)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(native, "has_panels", lambda: False)
+    monkeypatch.setattr(native, "has_panels", lambda _: False)
     assert not can_quantise("int8", CPU)
     monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
     assert not can_quantise("int4", CPU)
@@ -172,4 +172,4 @@ def test_dense_of_4_bits_is_packed_where_others_are() -> None:
         pytest.skip("no AVX512")
     many = Int4(linear().weight, None).many
     assert isinstance(many, Dense)
-    assert many.form == form_of(CPU, torch.float32, fp32=True)
+    assert many.form == form_of(linear().weight, fp32=True)
