@@ -1,3 +1,4 @@
+import copy
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MPNetConfig, MPNetModel, PreTrainedModel
 
 from condensery.errors import CorruptModel
+from condensery.networks import native
 from condensery.networks.backbone import load_backbone, run_packed
 from condensery.networks.bert import FusedLayer
 
@@ -42,6 +44,18 @@ def test_a_bert_s_layers_are_fused_whatever_its_activation(
     backbone = load_backbone(tmp_path)
     assert all(isinstance(layer, FusedLayer) for layer in backbone.model.encoder.layer)
     torch.testing.assert_close(backbone.read(SEQUENCES)[0][:78], wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_rows_are_rounded_up_only_where_products_are_prepared_for_their_number(
+    bert: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = torch.float32 if native.has_panels(torch.float32) else torch.bfloat16
+    ours = native.has_panels(dtype)
+    backbone = run_packed(copy.deepcopy(bert).to(dtype))
+    assert [backbone.pack([n]).total for n in (3, 129)] == ([3, 129] if ours else [16, 160])
+    monkeypatch.setattr(native, "has_panels", lambda _: False)
+    backbone = run_packed(bert)
+    assert [backbone.pack([n]).total for n in (3, 129)] == [16, 160]
 
 
 def test_an_architecture_that_bypasses_our_attention_is_refused(tmp_path: Path) -> None:
