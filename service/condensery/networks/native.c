@@ -89,9 +89,11 @@ INLINE void softmax(float *scores, int64_t count) {
 /* No compiler makes products of pairs in bf16 from loops like those above: here they are written
  * out, for AVX512. */
 #if WIDE_KERNELS
-#define DOTS __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define INTS __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define DOTS                                                                                    \
+    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")))
 
-DOTS INLINE void narrow_all(__m512 value, uint16_t *to) {
+INTS INLINE void narrow_all(__m512 value, uint16_t *to) {
     __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
     bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
@@ -184,8 +186,8 @@ DOTS INLINE void score_tile(const uint16_t *const *queries, const uint32_t *keys
     }
 }
 
-DOTS INLINE __mmask16 first_lanes(int64_t count) {
-    return count >= LANES ? 0xffff : count > 0 ? (__mmask16)((1 << count) - 1) : 0;
+INLINE uint16_t first_lanes(int64_t count) {
+    return count >= LANES ? 0xffff : count > 0 ? (uint16_t)((1 << count) - 1) : 0;
 }
 
 /* A row of scores to weights in bf16 that add up to what is returned; 0 from key `seen` on. */
@@ -296,8 +298,8 @@ DOTS static void attend_by_dots(const uint16_t *query, const uint16_t *keys,
 /* Else the sums would be an array in memory. */
 #define EACH(row, count) _Pragma("GCC unroll 12") for (int row = 0; row < (count); row++)
 
-/* HALVES: rows in bf16 at a time. */
-enum { PANEL = 16, HALF = PANEL / 2, HALVES = 12, BLOCK_BYTES = 192 << 10 };
+/* WIDE_TILE: rows at a time in bf16 or codes, with AVX512. */
+enum { PANEL = 16, HALF = PANEL / 2, WIDE_TILE = 12, BLOCK_BYTES = 192 << 10 };
 
 FMA INLINE __m256 all(float value) {
     return _mm256_set1_ps(value);
@@ -400,101 +402,129 @@ FMA INLINE void multiply_rows(int64_t rows, int panels, const float *inputs, int
         switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
 
-/* A product, in as many parts as there are threads; each thread takes the next that is left. bf16:
- * whether inputs, panels, residual and output are that, else fp32. */
+/* A product, in as many parts as there are threads; each thread takes the next that is left.
+ * words: of bf16 or codes, so many of 32 bits has a row of inputs; of fp32 0. bf16: whether residual
+ * and output are that. sizes: of the rows whose inputs are codes; zeros: what an output's sum is for
+ * a row of code 0, 128. */
 struct product {
     const void *inputs, *panels;
-    const float *scales, *bias;
+    const float *scales, *bias, *sizes;
+    const int32_t *zeros;
     const void *residual;
     void *output;
-    int64_t bf16, rows, width, outputs, gelu, parts, taken;
+    int64_t bf16, words, rows, width, outputs, gelu, parts, taken;
 };
 
-/* So many rows, at most HALVES, times a panel of 32 outputs, pairs of whose weights lie side by side
- * in the lanes: 24 of the 32 registers hold sums. Meanwhile the next panel comes nearer, by so many
- * lines and bytes a pair. lanes: the outputs that there are. */
-DOTS INLINE void dot_tile(int rows, int lines, const uint16_t *inputs, int64_t width,
-                          const uint32_t *panel, const char *next, int64_t pace,
-                          const float *bias, const uint16_t *residual, uint16_t *output,
-                          int64_t outputs, int64_t lanes, int gelu) {
-    __m512 sums[HALVES][2];
-    EACH(r, rows) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < width / 2; k++) {
-        __m512bh left = pairs_at(panel + k * SPAN), right = pairs_at(panel + k * SPAN + LANES);
-        _mm_prefetch(next + k * pace, _MM_HINT_T1);
-        if (lines == 2) _mm_prefetch(next + k * pace + 64, _MM_HINT_T1);
-        EACH(r, rows) {
-            __m512bh input = pair_at(inputs + r * width + 2 * k);
-            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], input, left);
-            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], input, right);
-        }
-    }
-    __mmask16 low = first_lanes(lanes), high = first_lanes(lanes - LANES);
-    __m512 offsets[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    if (bias) {
-        offsets[0] = _mm512_maskz_loadu_ps(low, bias);
-        offsets[1] = _mm512_maskz_loadu_ps(high, bias + LANES);
-    }
-    EACH(r, rows) EACH(c, 2) {
-        __mmask16 there = c ? high : low;
-        __m512 sum = _mm512_add_ps(sums[r][c], offsets[c]);
-        if (gelu) {
-            __m256 halves[2] = {_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1)};
-            sum = _mm512_castps256_ps512(gelu_all(halves[0]));
-            sum = _mm512_insertf32x8(sum, gelu_all(halves[1]), 1);
-        }
-        if (residual) {
-            __m256i own = _mm256_maskz_loadu_epi16(there, residual + r * outputs + c * LANES);
-            __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(own), 16);
-            sum = _mm512_add_ps(sum, _mm512_castsi512_ps(wide));
-        }
-        _mm256_mask_storeu_epi16(output + r * outputs + c * LANES, there,
-                                 (__m256i)_mm512_cvtneps_pbh(sum));
-    }
-}
-
-DOTS INLINE void dot_rows(int64_t rows, int lines, const uint16_t *inputs, int64_t width,
-                          const uint32_t *panel, const char *next, int64_t pace,
-                          const float *bias, const uint16_t *residual, uint16_t *output,
-                          int64_t outputs, int64_t lanes, int gelu) {
-#define DOT_ROWS(count)                                                                         \
+/* The sums of so many rows, at most WIDE_TILE, and a panel: 24 of the 32 registers, stored at the
+ * end. `multiply` takes four bytes of a row in all lanes, and as many of each output. */
+#define SUM_UP(rows, lines, multiply)                                                          \
+    do {                                                                                        \
+        __m512i all[WIDE_TILE][2];                                                              \
+        EACH(r, rows) all[r][0] = all[r][1] = _mm512_setzero_si512();                           \
+        for (int64_t k = 0; k < words; k++) {                                                   \
+            __m512i left = _mm512_loadu_si512(panel + k * SPAN);                                \
+            __m512i right = _mm512_loadu_si512(panel + k * SPAN + LANES);                       \
+            _mm_prefetch(next + k * pace, _MM_HINT_T1);                                         \
+            if (lines == 2) _mm_prefetch(next + k * pace + 64, _MM_HINT_T1);                    \
+            EACH(r, rows) {                                                                     \
+                __m512i input = _mm512_set1_epi32((int32_t)inputs[r * words + k]);              \
+                all[r][0] = multiply(all[r][0], input, left);                                   \
+                all[r][1] = multiply(all[r][1], input, right);                                  \
+            }                                                                                   \
+        }                                                                                       \
+        EACH(r, rows) EACH(c, 2) _mm512_storeu_si512(sums + r * SPAN + c * LANES, all[r][c]);   \
+    } while (0)
+/* Each number of rows by code of its own. */
+#define SUM_ROWS(count, multiply)                                                              \
     case count:                                                                                 \
-        dot_tile(count, lines, inputs, width, panel, next, pace, bias, residual, output,        \
-                 outputs, lanes, gelu);                                                         \
+        if (lines == 2) SUM_UP(count, 2, multiply);                                             \
+        else SUM_UP(count, 1, multiply);                                                        \
         break;
-    switch (rows) {
-        DOT_ROWS(1) DOT_ROWS(2) DOT_ROWS(3) DOT_ROWS(4) DOT_ROWS(5) DOT_ROWS(6)
-        DOT_ROWS(7) DOT_ROWS(8) DOT_ROWS(9) DOT_ROWS(10) DOT_ROWS(11) DOT_ROWS(12)
+#define SUMS_OF(name, kind, multiply)                                                          \
+    kind static void name(int64_t rows, int64_t lines, const uint32_t *inputs, int64_t words,   \
+                          const uint32_t *panel, const char *next, int64_t pace,                \
+                          int32_t *sums) {                                                      \
+        switch (rows) {                                                                         \
+            SUM_ROWS(1, multiply) SUM_ROWS(2, multiply) SUM_ROWS(3, multiply)                   \
+            SUM_ROWS(4, multiply) SUM_ROWS(5, multiply) SUM_ROWS(6, multiply)                   \
+            SUM_ROWS(7, multiply) SUM_ROWS(8, multiply) SUM_ROWS(9, multiply)                   \
+            SUM_ROWS(10, multiply) SUM_ROWS(11, multiply) SUM_ROWS(12, multiply)                \
+        }                                                                                       \
+    }
+
+DOTS INLINE __m512i add_pairs(__m512i sum, __m512i inputs, __m512i weights) {
+    return (__m512i)_mm512_dpbf16_ps((__m512)sum, (__m512bh)inputs, (__m512bh)weights);
+}
+
+SUMS_OF(sum_pairs, DOTS, add_pairs)
+SUMS_OF(sum_codes, INTS, _mm512_dpbusd_epi32)
+
+/* Sums of a tile, (rows, 32), to outputs from `row` and `first` on. */
+INTS static void finish_tile(const struct product *all, const int32_t *sums, int64_t rows,
+                             int64_t row, int64_t first) {
+    for (int64_t d = first; d < first + SPAN; d += LANES, sums += LANES) {
+        __mmask16 there = first_lanes(all->outputs - d);
+        __m512 offsets = _mm512_setzero_ps(), scales = offsets;
+        __m512i zeros = _mm512_setzero_si512();
+        if (all->bias) offsets = _mm512_maskz_loadu_ps(there, all->bias + d);
+        if (all->sizes) {
+            scales = _mm512_loadu_ps(all->scales + d);
+            zeros = _mm512_loadu_si512(all->zeros + d);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t place = (row + r) * all->outputs + d;
+            __m512i own = _mm512_loadu_si512(sums + r * SPAN);
+            __m512 sum = (__m512)own;
+            if (all->sizes) {
+                __m512 size = _mm512_mul_ps(_mm512_set1_ps(all->sizes[row + r]), scales);
+                sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(own, zeros)), size);
+            }
+            sum = _mm512_add_ps(sum, offsets);
+            if (all->gelu) {
+                __m256 halves[2] = {_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1)};
+                sum = _mm512_castps256_ps512(gelu_all(halves[0]));
+                sum = _mm512_insertf32x8(sum, gelu_all(halves[1]), 1);
+            }
+            if (all->bf16) {
+                uint16_t output[LANES];
+                if (all->residual) {
+                    const uint16_t *residual = (const uint16_t *)all->residual + place;
+                    __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, residual));
+                    sum = _mm512_add_ps(sum, (__m512)_mm512_slli_epi32(wide, 16));
+                }
+                narrow_all(sum, output);
+                _mm256_mask_storeu_epi16((uint16_t *)all->output + place, there,
+                                         _mm256_loadu_si256((const __m256i *)output));
+                continue;
+            }
+            const float *residual = (const float *)all->residual + place;
+            if (all->residual) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(there, residual));
+            _mm512_mask_storeu_ps((float *)all->output + place, there, sum);
+        }
     }
 }
 
-/* As multiply_part, in bf16. */
-DOTS static void dot_part(const struct product *all, int64_t top, int64_t bottom, int64_t left,
-                          int64_t right) {
-    int64_t width = all->width, outputs = all->outputs, rows = bottom - top;
-    int64_t most = BLOCK_BYTES / (2 * width) / HALVES * HALVES;
-    if (most < 4 * HALVES) most = 4 * HALVES;
+/* As multiply_part, in bf16 or codes. Meanwhile the next panel comes nearer, spread over the tiles. */
+static void wide_part(const struct product *all, int64_t top, int64_t bottom, int64_t left,
+                      int64_t right) {
+    int64_t words = all->words, rows = bottom - top;
+    int64_t most = BLOCK_BYTES / (4 * words) / WIDE_TILE * WIDE_TILE;
+    if (most < 4 * WIDE_TILE) most = 4 * WIDE_TILE;
     int64_t blocks = (rows + most - 1) / most;
+    int32_t sums[WIDE_TILE * SPAN];
     for (int64_t b = 0; b < blocks; b++) {
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
-        int64_t tiles = (count + HALVES - 1) / HALVES, pace = SPAN * 4 / tiles;
+        int64_t tiles = (count + WIDE_TILE - 1) / WIDE_TILE, pace = SPAN * 4 / tiles;
         for (int64_t n = left; n < right; n += SPAN) {
-            const uint32_t *panel = (const uint32_t *)all->panels + n * width / 2;
-            int64_t lanes = outputs - n < SPAN ? outputs - n : SPAN;
+            const uint32_t *panel = (const uint32_t *)all->panels + n * words;
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;
-                int64_t row = top + start + first, to = row * outputs + n;
-                const uint16_t *from = (const uint16_t *)all->inputs + row * width;
-                const uint16_t *more = all->residual ? (const uint16_t *)all->residual + to : NULL;
-                const float *offset = all->bias ? all->bias + n : NULL;
-                uint16_t *output = (uint16_t *)all->output + to;
-                const char *next = (const char *)(panel + SPAN * width / 2) + t * pace * width / 2;
-#define DOTTED(lines, more, gelu)                                                              \
-    dot_rows(own, lines, from, width, panel, next, pace, offset, more, output, outputs, lanes, gelu)
-                if (tiles == 1 && all->gelu) DOTTED(2, NULL, 1);
-                else if (tiles == 1) DOTTED(2, more, 0);
-                else if (all->gelu) DOTTED(1, NULL, 1);
-                else DOTTED(1, more, 0);
+                int64_t row = top + start + first, lines = tiles == 1 ? 2 : 1;
+                const uint32_t *inputs = (const uint32_t *)all->inputs + row * words;
+                const char *next = (const char *)(panel + SPAN * words) + t * pace * words;
+                if (all->sizes) sum_codes(own, lines, inputs, words, panel, next, pace, sums);
+                else sum_pairs(own, lines, inputs, words, panel, next, pace, sums);
+                finish_tile(all, sums, own, row, n);
             }
         }
     }
@@ -542,8 +572,8 @@ FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bo
 FMA static void multiply_parts(void *shared) {
     struct product *all = shared;
     int64_t rows = all->rows, parts = all->parts, outputs = all->outputs;
-    int64_t side = all->bf16 ? SPAN : PANEL, panels = (outputs + side - 1) / side;
-    int by_rows = rows >= 2 * (all->bf16 ? HALVES : TILE) * parts;
+    int64_t side = all->words ? SPAN : PANEL, panels = (outputs + side - 1) / side;
+    int by_rows = rows >= 2 * (all->words ? WIDE_TILE : TILE) * parts;
     for (;;) {
         int64_t part = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED);
         if (part >= parts) return;
@@ -551,7 +581,7 @@ FMA static void multiply_parts(void *shared) {
         int64_t bottom = by_rows ? rows * (part + 1) / parts : rows;
         int64_t right = by_rows ? outputs : panels * (part + 1) / parts * side;
         if (right > outputs) right = outputs;
-        if (all->bf16) dot_part(all, top, bottom, left * side, right);
+        if (all->words) wide_part(all, top, bottom, left * side, right);
         else multiply_part(all, top, bottom, left * side, right);
     }
 }
@@ -615,6 +645,8 @@ int64_t condensery_has_panels(void) {
 #endif
 }
 
+typedef void (*parallel_of)(void (*)(void *), void *, unsigned, unsigned);
+
 /* output = inputs * weight^T + bias, then exact GELU or + residual; fp32, or all but the bias bf16
  * (condensery_has_dots). inputs: (rows, width). panels: the weight, filled up with 0; in fp32 16
  * outputs side by side, (outputs / 16, width, 16), or, with scales, codes of 8 bits, each times its
@@ -626,12 +658,12 @@ int64_t condensery_has_panels(void) {
 void condensery_multiply(int64_t bf16, const void *inputs, const void *panels,
                          const float *scales, const float *bias, const void *residual,
                          void *output, int64_t rows, int64_t width, int64_t outputs, int64_t gelu,
-                         int64_t threads,
-                         void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
+                         int64_t threads, parallel_of parallel) {
 #if WIDE_KERNELS
     struct product all = {.inputs = inputs, .panels = panels, .scales = scales, .bias = bias,
-                          .residual = residual, .output = output, .bf16 = bf16, .rows = rows,
-                          .width = width, .outputs = outputs, .gelu = gelu, .parts = threads};
+                          .residual = residual, .output = output, .bf16 = bf16,
+                          .words = bf16 ? width / 2 : 0, .rows = rows, .width = width,
+                          .outputs = outputs, .gelu = gelu, .parts = threads};
     if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
     else multiply_parts(&all);
 #else
@@ -640,12 +672,21 @@ void condensery_multiply(int64_t bf16, const void *inputs, const void *panels,
 #endif
 }
 
+/* Whether this machine, and the build of this file, have products of codes. */
+int64_t condensery_has_ints(void) {
+#if WIDE_KERNELS
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#else
+    return 0;
+#endif
+}
+
 /* Whether this machine, and the build of this file, have attention of whole sequences and products
  * in bf16. */
 int64_t condensery_has_dots(void) {
 #if WIDE_KERNELS
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+    return condensery_has_ints() && __builtin_cpu_supports("avx512bf16");
 #else
     return 0;
 #endif
@@ -773,6 +814,34 @@ BEST void condensery_round(int64_t bf16, const void *inputs, uint8_t *codes, flo
                            int64_t rows, int64_t width) {
     if (bf16) round_all(1, inputs, codes, sizes, rows, width);
     else round_all(0, inputs, codes, sizes, rows, width);
+}
+
+/* output = inputs * weight^T + bias, both rounded to 8 bits, then exact GELU or + residual: inputs as
+ * condensery_round does. inputs: (rows, width), residual, or null, and output: (rows, outputs), fp32
+ * or bf16. panels: signed codes of the weight,
+ * four of 32 outputs side by side, (outputs / 32, width / 4, 32, 4), filled up with 0, as are scales,
+ * what a code is worth over 127, and zeros, 128 times the sum of an output's codes. bias: fp32, or
+ * null. room: for rows * (width + 4) bytes. parallel: as for condensery_multiply. */
+void condensery_multiply_codes(int64_t bf16, const void *inputs, const void *panels,
+                               const float *scales, const int32_t *zeros, const float *bias,
+                               const void *residual, void *output, int64_t rows, int64_t width,
+                               int64_t outputs, int64_t gelu, int64_t threads,
+                               parallel_of parallel, void *room) {
+#if WIDE_KERNELS
+    float *sizes = room;
+    uint8_t *codes = (uint8_t *)(sizes + rows);
+    condensery_round(bf16, inputs, codes, sizes, rows, width);
+    struct product all = {.inputs = codes, .panels = panels, .scales = scales, .bias = bias,
+                          .sizes = sizes, .zeros = zeros, .residual = residual, .output = output,
+                          .bf16 = bf16, .words = width / 4, .rows = rows, .width = width,
+                          .outputs = outputs, .gelu = gelu, .parts = threads};
+    if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
+    else multiply_parts(&all);
+#else
+    (void)bf16, (void)inputs, (void)panels, (void)scales, (void)zeros, (void)bias, (void)residual;
+    (void)output, (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads;
+    (void)parallel, (void)room;
+#endif
 }
 
 /* output = product * sizes + bias, (rows, width), each row with its own size; bias may be null. */

@@ -86,6 +86,7 @@ class Kernels:
             in bf16 (AVX512).
         parallel: Where torch's OpenMP runs a function on several threads; None: nowhere.
         has_panels: Whether it has what they are written in, in fp32 (AVX2), and nothing wider.
+        has_ints: Whether it has what ``multiply_codes`` is written in (AVX512 with VNNI).
 
     Raises:
         OSError: It is for another machine.
@@ -111,14 +112,18 @@ class Kernels:
         self.rotate.argtypes = (whole, *[pointer] * 8, *[whole] * 4)
         self.multiply = loaded.condensery_multiply
         self.multiply.argtypes = (whole, *[pointer] * 6, *[whole] * 5, pointer)
+        self.multiply_codes = loaded.condensery_multiply_codes
+        self.multiply_codes.argtypes = (whole, *[pointer] * 7, *[whole] * 5, *[pointer] * 2)
         for function in (
             *(self.attend, self.round, self.scale, self.attend_packed),
-            *(self.rms_norm, self.rotate, self.multiply),
+            *(self.rms_norm, self.rotate, self.multiply, self.multiply_codes),
         ):
             function.restype = None
-        for told in (loaded.condensery_has_dots, loaded.condensery_has_panels):
-            told.restype = whole
-        self.has_dots = bool(loaded.condensery_has_dots())
+        names = ("dots", "panels", "ints")
+        told = [getattr(loaded, f"condensery_has_{name}") for name in names]
+        for function in told:
+            function.restype = whole
+        self.has_dots, self.has_panels, self.has_ints = (bool(function()) for function in told)
         import torch  # noqa: F401  # which makes it known to all
 
         try:
@@ -127,7 +132,6 @@ class Kernels:
             self.parallel = None
         else:
             self.parallel = ctypes.cast(of_torch, pointer).value
-        self.has_panels = bool(loaded.condensery_has_panels())
 
 
 @cache
@@ -164,6 +168,16 @@ def has_panels(dtype: "torch.dtype") -> bool:
     if dtype == torch.bfloat16:
         return loaded.has_dots and not torch.cpu._is_amx_tile_supported()
     return loaded.has_panels and dtype == torch.float32
+
+
+def has_ints() -> bool:
+    """Tell whether ``multiply_codes`` is there, and the fastest that this CPU has."""
+    import torch
+
+    loaded = kernels()
+    if loaded is None or loaded.parallel is None:
+        return False
+    return loaded.has_ints and not torch.cpu._is_amx_tile_supported()
 
 
 def pack_panels(weight: "Tensor") -> "Tensor":
@@ -241,6 +255,88 @@ def multiply(
         *(half, inputs.data_ptr(), panels.data_ptr()),
         *(None if part is None else part.data_ptr() for part in (scales, bias, residual)),
         *(output.data_ptr(), rows, width, outputs, gelu, threads, loaded.parallel),
+    )
+    return output
+
+
+def pack_quads(codes: "Tensor") -> "Tensor":
+    """Return a weight's signed codes of 8 bits, (out, in), as ``multiply_codes`` reads them.
+
+    Args:
+        codes: A multiple of four inputs.
+
+    Returns:
+        (out / 32, in / 4, 32, 4), filled up with 0.
+    """
+    from torch.nn import functional as F
+
+    outputs, inputs = codes.shape
+    filled = F.pad(codes, (0, 0, 0, -outputs % SPAN))
+    return filled.view(-1, SPAN, inputs // 4, 4).transpose(1, 2).contiguous()
+
+
+def multiply_codes(
+    rows: "Tensor",
+    quads: "Tensor",
+    scales: "Tensor",
+    zeros: "Tensor",
+    bias: "Tensor | None",
+    outputs: int,
+    *,
+    gelu: bool = False,
+    residual: "Tensor | None" = None,
+) -> "Tensor":
+    """Do what ``multiply`` does, both rounded to 8 bits: inputs by row, weights by output.
+
+    A row that holds a NaN or an infinity gets NaN.
+
+    Args:
+        rows: (rows, in), fp32 or bf16.
+        quads: The weight's codes, as ``pack_quads`` has them.
+        scales: What a code of each output is worth, over 127, fp32, filled up with 0 as the quads.
+        zeros: 128 times the sum of each output's codes, int32, filled up.
+        bias: (outputs,), fp32, or None.
+        outputs: So many.
+        gelu: As there.
+        residual: (rows, outputs), as ``rows``.
+
+    Returns:
+        (rows, outputs), in the inputs' dtype.
+    """
+    import torch
+
+    count, width = rows.shape
+    assert rows.dtype in (torch.float32, torch.bfloat16)
+    assert rows.device.type == "cpu"
+    assert min(width, outputs) > 0
+    assert not width % 4
+    assert quads.shape == (-(-outputs // SPAN), width // 4, SPAN, 4)
+    assert quads.dtype == torch.int8
+    assert quads.is_contiguous()
+    assert len(scales) == len(zeros) == len(quads) * SPAN
+    assert scales.dtype == torch.float32
+    assert zeros.dtype == torch.int32
+    assert bias is None or (bias.dtype == torch.float32 and len(bias) == outputs)
+    assert bias is None or bias.is_contiguous()
+    rows = rows.contiguous()
+    output = rows.new_empty(count, outputs)
+    if residual is not None:
+        assert not gelu
+        assert residual.dtype == rows.dtype
+        assert residual.shape == output.shape
+        residual = residual.contiguous()
+    room = torch.empty(count * (width + 4), dtype=torch.uint8)
+    loaded = kernels()
+    assert loaded is not None
+    threads = torch.get_num_threads() if count * width * outputs > WORTH_THREADS else 1
+    loaded.multiply_codes(
+        *(rows.dtype == torch.bfloat16, rows.data_ptr(), quads.data_ptr(), scales.data_ptr()),
+        *(
+            zeros.data_ptr(),
+            *(None if part is None else part.data_ptr() for part in (bias, residual)),
+        ),
+        *(output.data_ptr(), count, width, outputs, gelu, threads, loaded.parallel),
+        room.data_ptr(),
     )
     return output
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from condensery.networks import native
-from condensery.networks.linear import Dense
+from condensery.networks.linear import Activation, Dense
 
 Weights = Literal["float", "int8", "int4"]
 
-# Of smaller matrices, reading less gains less than rounding inputs costs, and of bf16 there is less
-# to gain.
+# Of smaller matrices, reading less gains less than rounding inputs costs; and of bf16 there is less
+# to gain, by torch's products.
 SMALLEST = 1 << 18  # weights
 SMALLEST_HALF = 1 << 20  # of bf16, to 8 bits
 TINY = 1e-12  # least scale: rows of zeros have one too
@@ -44,6 +44,11 @@ def can_quantise(weights: Weights, device: torch.device) -> bool:
         return torch.cpu._is_avx512_supported()
     integers = torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
     return integers or native.has_panels(torch.float32)
+
+
+def smallest(dtype: torch.dtype) -> int:
+    """Return how many weights a matrix of a dtype has at least that is rounded to 8 bits here."""
+    return SMALLEST_HALF if dtype == torch.bfloat16 and not native.has_ints() else SMALLEST
 
 
 class Product(Protocol):
@@ -111,9 +116,21 @@ class Int8(nn.Module):
         scales = exact.abs().amax(dim=1).clamp_min(TINY) / 127
         codes = (exact / scales[:, None]).round_().to(torch.int8)
         self.bias = None if bias is None else nn.Buffer(bias.detach().float())
-        self.panels = native.has_panels(torch.float32)
+        self.activation: Activation = "none"
+        self.form = "torch"
+        if native.has_ints() and self.in_features % 4 == 0:
+            self.form = "quads"
+        elif native.has_panels(torch.float32):
+            self.form = "panels"
         # A plain attribute: an opaque tensor has no state dict and can't be moved.
-        if self.panels:
+        if self.form == "quads":
+            self.packed = native.pack_quads(codes)
+            filler = -self.out_features % native.SPAN
+            sums = 128 * codes.sum(dim=1, dtype=torch.int32)
+            self.zeros = nn.Buffer(nn.functional.pad(sums, (0, filler)))
+            self.scales = nn.Buffer(nn.functional.pad(scales / 127, (0, filler)))
+            return
+        if self.form == "panels":
             self.packed = native.pack_panels(codes)
             filler = -self.out_features % native.PANEL
             self.scales = nn.Buffer(nn.functional.pad(scales, (0, filler)))
@@ -125,12 +142,26 @@ class Int8(nn.Module):
     @staticmethod
     def takes(weight: Tensor) -> bool:
         """Tell whether a matrix gains by it."""
-        half = weight.dtype == torch.bfloat16
-        return weight.numel() >= (SMALLEST_HALF if half else SMALLEST)
+        return weight.numel() >= smallest(weight.dtype)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map ``inputs`` (..., in) to (..., out), in their dtype."""
-        if self.panels:
+    def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Map ``inputs`` (..., in) to (..., out), in their dtype, as ``Dense`` does."""
+        if self.form == "quads":
+            rows = inputs.reshape(-1, self.in_features)
+            more = None if residual is None else residual.reshape(-1, self.out_features)
+            product = native.multiply_codes(
+                *(rows, self.packed, self.scales, self.zeros, self.bias, self.out_features),
+                gelu=self.activation == "gelu",
+                residual=more,
+            )
+            return product.view(*inputs.shape[:-1], self.out_features)
+        output = self._product(inputs)
+        if self.activation == "gelu":
+            return nn.functional.gelu(output)
+        return output if residual is None else output + residual
+
+    def _product(self, inputs: Tensor) -> Tensor:
+        if self.form == "panels":
             exact, size = inputs.float(), self.out_features
             product = native.multiply(exact, self.packed, self.bias, size, scales=self.scales)
             return product.to(inputs.dtype)

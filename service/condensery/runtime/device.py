@@ -14,8 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from condensery.errors import SettingError
-from condensery.networks.dtypes import dtype_name
-from condensery.networks.quantised import Weights, can_quantise
+from condensery.networks.quantised import (
+    SMALLEST,
+    SMALLEST_HALF,
+    Weights,
+    can_quantise,
+    smallest,
+)
 from condensery.runtime.workers import set_thread_count
 
 DTypeSetting = Literal["auto", "float32", "bfloat16"]
@@ -108,9 +113,9 @@ def choose_weights(
     """Return what a generator's weights are held as on ``device``.
 
     "auto" is 8 bits where the device is for them and the model's report says that they cost less
-    than ``MOST_EM_LOST``, measured in this dtype, or in fp32, where more matrices are rounded than
-    in bf16; else floats. 4 bits are for who asks for them: they are faster for one or
-    two callers, and slower than 8 for many.
+    than ``MOST_EM_LOST``, measured where no fewer matrices are rounded than here; else floats. 4
+    bits are for who asks for them: they are faster for one or two callers, and slower than 8 for
+    many.
 
     Args:
         dtype: What floats are computed in there.
@@ -144,7 +149,9 @@ def _is_cheap(measured: object, dtype: torch.dtype) -> bool:
     """Tell whether a manifest says that 8 bits cost little of what would be rounded."""
     if not isinstance(measured, Mapping):
         return False
-    if measured.get("dtype") not in (dtype_name(dtype), dtype_name(torch.float32)):
+    rounded = {"bfloat16": SMALLEST_HALF, "float32": SMALLEST}.get(measured.get("dtype", ""))
+    rounded = measured.get("smallest", rounded)  # older ones don't say it
+    if not isinstance(rounded, int) or rounded > smallest(dtype):
         return False
     row = measured.get("int8")
     lost = row.get("em_lost") if isinstance(row, Mapping) else None

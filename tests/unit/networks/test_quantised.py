@@ -77,6 +77,53 @@ def test_8_bits_of_a_row_do_not_hang_on_what_stands_beside_it(dtype: torch.dtype
 
 
 @int8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 12, 13, 30])
+def test_8_bits_are_followed_by_a_sum_or_by_gelu(dtype: torch.dtype, count: int) -> None:
+    layer = linear(dtype=dtype)
+    product, inputs = Int8(layer.weight, layer.bias), rows(count, dtype)
+    more = torch.randn(count, OUT).to(dtype)
+    half = dtype == torch.bfloat16
+    rounding = {"atol": 1e-3 if half else 1e-5, "rtol": 2**-6 if half else 1e-5}
+    with torch.inference_mode():
+        plain = product(inputs).float()
+        got = product(inputs[None], more[None])[0].float()
+        assert (
+            (got - plain - more.float()).abs() <= 2**-7 * (plain.abs() + more.abs()) + 1e-4
+        ).all()
+        product.activation = "gelu"
+        bent = product(inputs)
+        assert bent.dtype == dtype
+        torch.testing.assert_close(bent.float(), nn.functional.gelu(plain), **rounding)
+
+
+@int8
+@pytest.mark.parametrize("outputs", [1, 16, 31, 33, 64, 100])
+@pytest.mark.parametrize("inputs", [4, 36, 37])
+def test_8_bits_of_any_shape(outputs: int, inputs: int) -> None:
+    layer = nn.Linear(inputs, outputs)
+    some = torch.randn(14, inputs)
+    with torch.inference_mode():
+        got, wanted = Int8(layer.weight, layer.bias)(some), layer(some)
+        assert Int8(layer.weight, None)(some).shape == wanted.shape
+    torch.testing.assert_close(got, wanted, atol=0.05, rtol=0.05)
+
+
+@int8
+@pytest.mark.parametrize("count", [1, 40])
+def test_8_bits_by_several_threads_are_those_of_one(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "WORTH_THREADS", 0)
+    layer, inputs = linear(), rows(count)
+    product = Int8(layer.weight, layer.bias)
+    with torch.inference_mode():
+        alone = product(inputs)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        assert all(torch.equal(product(inputs), alone) for _ in range(20))
+
+
+@int8
 def test_a_row_of_nan_fails_alone_and_one_of_zeros_is_the_bias() -> None:
     layer, inputs = linear(), rows(4)
     inputs[1], inputs[2], inputs[3] = torch.nan, torch.inf, 0

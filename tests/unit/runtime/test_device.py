@@ -53,8 +53,16 @@ HALF, WHOLE = torch.bfloat16, torch.float32
 MEASURED = {"generator_weights": {"dtype": "bfloat16", "int8": {"em": 70.1, "em_lost": 0.4}}}
 
 
-def lost(em: object, bits: str = "int8", dtype: str = "bfloat16") -> dict[str, object]:
-    return {"generator_weights": {"dtype": dtype, bits: {"em_lost": em}}}
+def lost(
+    em: object, bits: str = "int8", dtype: str = "bfloat16", **more: object
+) -> dict[str, object]:
+    return {"generator_weights": {"dtype": dtype, bits: {"em_lost": em}, **more}}
+
+
+@pytest.fixture(autouse=True)
+def rounds_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 only large matrices are rounded, as where products of 8 bits are torch's."""
+    monkeypatch.setattr(native, "has_ints", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,24 @@ def test_what_was_measured_in_bf16_says_nothing_of_fp32_where_more_is_rounded(
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     assert choose_weights(cpu, WHOLE, "auto", MEASURED) == "float"
     assert choose_weights(cpu, WHOLE, "auto", lost(0.1, dtype="float32")) == "int8"
+
+
+def test_what_was_measured_holds_where_no_more_matrices_are_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    few, many = lost(0.1, smallest=1 << 20), lost(0.1, smallest=1 << 18)
+    for dtype, quality, wanted in (
+        *((HALF, few, "int8"), (HALF, many, "int8")),
+        *((WHOLE, few, "float"), (WHOLE, many, "int8")),
+        (HALF, lost(0.1, smallest="many"), "float"),
+    ):
+        assert choose_weights(cpu, dtype, "auto", quality) == wanted
+    monkeypatch.setattr(native, "has_ints", lambda: True)  # which rounds smaller ones too
+    assert choose_weights(cpu, HALF, "auto", few) == "float"
+    assert choose_weights(cpu, HALF, "auto", lost(0.1)) == "float"
+    assert choose_weights(cpu, HALF, "auto", many) == "int8"
 
 
 def test_weights_that_a_device_is_not_for_are_refused_by_name(

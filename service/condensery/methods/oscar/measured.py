@@ -196,12 +196,14 @@ class RoundedWeights(Part):
 class WeightsMeasured(Part):
     """What fewer bits a weight cost (``condensery eval weights``), with each question's passage.
 
-    ``dtype`` is that of the floats; what is rounded hangs on it.
+    ``dtype`` is that of the floats, ``smallest`` how many weights a matrix has at least that is
+    rounded to 8 bits; 0: not said.
     """
 
     questions: int
     file: str = ""
     dtype: str = ""
+    smallest: int = 0
     int8: RoundedWeights | None = None
     int4: RoundedWeights | None = None
 

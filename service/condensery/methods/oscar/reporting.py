@@ -103,6 +103,7 @@ def quality(report: Report) -> dict[str, Any]:
         figures["generator_weights"] = {
             "measured_on": f"{report.weights.questions} questions of {report.weights.file}",
             "dtype": report.weights.dtype,
+            **({"smallest": report.weights.smallest} if report.weights.smallest else {}),
             **{
                 name: {"em": row.em.mean, "em_lost": row.em_lost}
                 for name, row in report.weights.rounded().items()

@@ -30,7 +30,7 @@ from condensery.methods.oscar.report import opened
 from condensery.methods.ranking.parts import check_out, write_part
 from condensery.methods.trainer.reports import command_line, paired_bootstrap
 from condensery.networks.dtypes import dtype_name
-from condensery.networks.quantised import Weights
+from condensery.networks.quantised import Weights, smallest
 from condensery.parsers import Parser
 from condensery.question import exact_match
 from condensery.runtime.device import (
@@ -167,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "questions": len(questions.rows),
         "file": questions.file,
         "dtype": dtype_name(dtype),
+        "smallest": smallest(dtype),
         **compare(questions.rows, outcomes),
     }
     made = {"command": command_line("eval weights", argv), "machine": machine(CPU, dtype)}

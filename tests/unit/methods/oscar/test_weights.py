@@ -73,7 +73,7 @@ def test_it_is_measured_and_becomes_a_part_of_a_report(
     assert json.loads(capsys.readouterr().out) == content
     part = content["weights"]
     assert part["questions"] == 6
-    assert set(part) == {"questions", "file", "dtype", "float", "int8"}
+    assert set(part) == {"questions", "file", "dtype", "smallest", "float", "int8"}
     assert content["made"]["weights"]["command"].startswith("condensery eval weights --store ")
     merged = read_parts([out])
     report = check_report(
@@ -89,6 +89,7 @@ def test_it_is_measured_and_becomes_a_part_of_a_report(
     measured = quality(report)["generator_weights"]
     assert measured["measured_on"] == "6 questions of questions.jsonl"
     assert measured["dtype"] == "float32"
+    assert measured["smallest"] == 1
     assert measured["int8"]["em_lost"] == part["int8"]["em_lost"]
     assert any(line.startswith("| int8 |") for line in table(report.weights))
     # Answers are kept, and asked for once.
