@@ -177,5 +177,5 @@ def test_the_shipped_pair_reads_one_passage_and_is_the_one_it_was() -> None:
     assert root is not None
     shipped = ModelStore(None, root).open("oscar-mini").manifest
     assert shipped.defaults.top_n == 1
-    fingerprint = "sha256:df80ac88fff4c3e7ee82b06f6330201954fa485e817889d9b9f2b839966e1de4"
+    fingerprint = "sha256:016bd432abca93bad8331bf7de43bdd1c01c0a2adb618071f3a00281bedaae16"
     assert shipped.fingerprint == fingerprint
