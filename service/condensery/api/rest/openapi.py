@@ -413,7 +413,7 @@ def main() -> None:
 
     described = describe_routes(route_sections(), RequestLimits())
     plain = orjson.loads(orjson.dumps(described))
-    text = json.dumps(plain, ensure_ascii=False, indent=1)
+    text = json.dumps(plain, ensure_ascii=False, indent=1, separators=(",", ":"))
     # The properties of a schema are a line, and so are the answers of a route.
     lines = re.sub(r"\n {5,}|\n {4}(?=[}\]])", "", text)
     sys.stdout.write(lines + "\n")
