@@ -21,7 +21,8 @@ from condensery.store.store import ModelStore
 
 PEER, OURS = "sentence-transformers", "condensery"
 OPENVINO, ONNX, COMPILED = "OpenVINO", "ONNX Runtime", "torch.compile"
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+# In int8 weights and what they are multiplied by are rounded, and the rest is as by default.
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 MODEL = "minilm-l6"
 BATCH = 32  # sentence-transformers' default
 # What a peer is made with, beside torch and transformers; ONNX Runtime has no bf16 on a CPU.
@@ -29,6 +30,7 @@ NEEDS = {OPENVINO: ("openvino",), ONNX: ("onnxruntime", "onnxscript")}
 ENGINES = {
     "fp32": (PEER, OURS, OPENVINO, ONNX, COMPILED),
     "bf16": (PEER, OURS, OPENVINO, COMPILED),
+    "int8": (OURS,),
 }
 
 Vectors = NDArray[np.float32]
@@ -41,14 +43,20 @@ def contenders(engines: Sequence[str] | None = None) -> tuple[list[str], list[st
     """Return the names of who can encode here, and of the engines that are not installed.
 
     In bf16 only where the CPU multiplies it: elsewhere OpenVINO refuses it, and torch takes ten
-    times as long.
+    times as long. We in int8 too, where the CPU is for it.
 
     Args:
         engines: Only these, beside sentence-transformers and us; None is all of them.
     """
-    from condensery.networks.dtypes import dtype_name
-    from condensery.runtime.device import choose_dtype
+    import torch
 
+    from condensery.networks import quantised
+    from condensery.networks.dtypes import dtype_name
+    from condensery.runtime import device
+
+    here = {"float32", dtype_name(device.choose_dtype("cpu"))}
+    if quantised.can_quantise("int8", torch.device("cpu")):
+        here.add("int8")
     wanted = [PEER, OURS, *((OPENVINO, ONNX, COMPILED) if engines is None else engines)]
     missing = [
         engine
@@ -59,7 +67,7 @@ def contenders(engines: Sequence[str] | None = None) -> tuple[list[str], list[st
     return [
         f"{engine} {short}"
         for short, of_dtype in ENGINES.items()
-        if DTYPES[short] in ("float32", dtype_name(choose_dtype("cpu")))
+        if DTYPES[short] in here
         for engine in of_dtype
         if engine in wanted and engine not in missing
     ], missing
@@ -117,9 +125,11 @@ def load_ours(dtype: str, store: Path) -> tuple[dict[str, Any], Encode]:
 
     prepare_process()
     workers = Workers()
-    encoder = Encoder.load(
-        ModelStore(None, store).open(MODEL), workers, dtype=choose_dtype("cpu", dtype)
-    )
+    stored = ModelStore(None, store).open(MODEL)
+    if dtype == "int8":
+        encoder = Encoder.load(stored, workers, dtype=choose_dtype("cpu"), weights="int8")
+    else:
+        encoder = Encoder.load(stored, workers, dtype=choose_dtype("cpu", dtype))
     chosen = dtype_name(choose_dtype("cpu"))
     loop = asyncio.new_event_loop()
     loop.run_until_complete(encoder.warm_up())

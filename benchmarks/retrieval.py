@@ -8,8 +8,8 @@ trec_eval itself; means over the queries that have a relevant document.
     python benchmarks/retrieval.py --data FOLDER [--index FOLDER] [--queries N] [--out FILE.json]
 
 Prints a table. ``--index`` keeps the index, so that a second run need not embed again. With
-``--out`` the figures, each query's too, are kept in FILE.json beside those of other sets, and
-FILE.md is made of all.
+``--out`` the figures, each query's too in the order of the judgements, are kept in FILE.json
+beside those of other sets, and FILE.md is made of all.
 """
 
 import argparse
@@ -171,7 +171,6 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "documents": documents,
         "passages": passages,
         "queries": len(judged),
-        "asked": list(judged),
         "top_k": services.limits.max_top_k,
         "modes": modes,
     }

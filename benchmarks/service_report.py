@@ -18,7 +18,8 @@ in brackets the least and the most of a round.
   in ten lines: a sync endpoint, fp32, default `encode`, one uvicorn worker.
 {infinity}
 - All run with the thread counts that their libraries choose. `condensery` chooses its dtype by
-  itself (bf16 where the CPU multiplies it).
+  itself (bf16 where the CPU multiplies it); `condensery int8` is the same with `--encoder-weights
+  int8`, which rounds what is multiplied ([encodings](../encodings.md#an-encoder-in-8-bits)).
 - Foreign cores: what other processes of the machine used meanwhile, without the load generator; the
   more, the less the figures say. Over the whole run {others}.
 - The load generator, `benchmarks/load_generator.py`, does {generator:,} req/s against a server that
@@ -39,7 +40,7 @@ tokenised while its beginning is read already: "else inside" is then less than n
 |---|---|---|---|---|---|---|
 {apart}
 
-Vectors agree: least cosine {least_cosine:.5f} over {texts_compared} texts, in the same run.
+Vectors agree: least cosine {least_cosine:.5f} over {texts_compared} texts, in the same run{int8}.
 {uneven}"""
 UNEVEN = 1.3  # the highest of a server's rounds over the lowest, from which on it is told
 
@@ -74,7 +75,10 @@ def render_table(table: Mapping[str, Any]) -> str:
         + " |"
         for row in results
     ]
-    filled = {"rows": "\n".join(rows), "apart": "\n".join(apart)}
+    int8 = ""
+    if any("condensery int8" in row for row in results):
+        int8 = f"; of `condensery int8` {table['least_cosine_int8']:.4f}"
+    filled = {"rows": "\n".join(rows), "apart": "\n".join(apart), "int8": int8}
     return TABLE.format(**{**table, **filled, "uneven": render_uneven(results)})
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.e2e.conftest import run_whole
 
+from condensery.networks import quantised
 from condensery.runtime import device
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -118,6 +119,7 @@ def test_encoders_are_compared_in_equal_dtypes(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, contenders = benchmark("encode"), benchmark("encode_contenders")
+    monkeypatch.setattr(quantised, "can_quantise", lambda *_: False)
     monkeypatch.setattr(device, "choose_dtype", lambda _: torch.float32)
     assert contenders.contenders([])[0] == ["sentence-transformers fp32", "condensery fp32"]
     monkeypatch.setattr(device, "choose_dtype", lambda _: torch.bfloat16)
@@ -129,6 +131,8 @@ def test_encoders_are_compared_in_equal_dtypes(
     every, missing = contenders.contenders()
     assert set(names) < set(every) | {f"{name} bf16" for name in missing}
     assert "ONNX Runtime bf16" not in every
+    monkeypatch.setattr(quantised, "can_quantise", lambda *_: True)
+    assert contenders.contenders([])[0] == [*names, "condensery int8"]
     rates = dict(zip(names, (100.0, 120.0, 300.0, 600.0), strict=True))
     rows = [
         {

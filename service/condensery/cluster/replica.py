@@ -46,6 +46,7 @@ RUNTIME_SETTINGS = (
     "generator_device",
     "generator_sequences",
     "generator_cache_mib",
+    "encoder_weights",
     "generator_weights",
     "workers",
     "max_queue_tokens",

@@ -21,13 +21,20 @@ from transformers.utils import logging as transformers_logging
 
 from condensery.errors import CorruptModel
 from condensery.networks.attention import PACKED
-from condensery.networks.bert import fuse_layers
+from condensery.networks.bert import fuse_layers, reading_norms
 from condensery.networks.dtypes import thread_dtypes
 from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import Dense, prepack_linears
 from condensery.networks.loading import has_other_parts, open_model
 from condensery.networks.packing import Packing
 from condensery.networks.pooling import Pooling, pool, rows_read
+from condensery.networks.quantised import (
+    EncoderWeights,
+    Int8,
+    RoundedProducts,
+    quantise_linears,
+    watching,
+)
 from condensery.networks.sublayers import constructor_options
 from condensery.networks.weight_files import ModelFolder
 
@@ -39,9 +46,11 @@ ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert
 CPU_ROW_MULTIPLE = 32
 CPU_ROW_MULTIPLE_SMALL = 16
 SMALL_ROWS = 128
+OWN_FORMS = ("panels", "quads")
 # Packed against one by one through transformers' own attention, on random tokens. In bf16 the
 # two differ by rounding (cosine 0.999); a wrong mask or position costs far more.
 AGREEMENT = 0.99
+AGREEMENT_ROUNDED = 0.9  # with weights of 8 bits
 
 _loading = threading.Lock()
 
@@ -66,8 +75,8 @@ class Backbone(nn.Module):
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.position_offset = config.pad_token_id + 1 if config.model_type in ROBERTA_LIKE else 0
-        denses = (part for part in model.modules() if isinstance(part, Dense))
-        self._rows_as_they_are = any(part.form == "panels" for part in denses)
+        products = (part for part in model.modules() if isinstance(part, Dense | Int8))
+        self._rows_as_they_are = any(part.form in OWN_FORMS for part in products)
 
     def pack(self, lengths: Sequence[int]) -> Packing:
         """Lay out sequences of these lengths for this device and dtype."""
@@ -155,6 +164,7 @@ def load_backbone(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    weights: EncoderWeights = "float",
 ) -> Backbone:
     """Load the transformer in ``path`` as it runs here.
 
@@ -162,12 +172,13 @@ def load_backbone(
         path: See ``load_transformer``.
         device: Where to run.
         dtype: What to compute in.
+        weights: What its layers' are held as; in 8 bits on a CPU alone.
 
     Raises:
         CorruptModel: As ``load_transformer``; or the architecture does not give the same numbers
             packed as alone.
     """
-    return run_packed(load_transformer(path, device=device, dtype=dtype))
+    return run_packed(load_transformer(path, device=device, dtype=dtype), weights=weights)
 
 
 def load_transformer(
@@ -262,15 +273,19 @@ def _whole(
     return ready
 
 
-def run_packed(model: PreTrainedModel, *, both_ways: bool = False) -> Backbone:
+def run_packed(
+    model: PreTrainedModel, *, both_ways: bool = False, weights: EncoderWeights = "float"
+) -> Backbone:
     """Make ``model`` read packed input, replacing its parts by those that are faster here.
 
     Args:
         model: A base model.
         both_ways: Whether it is a causal language model that was made to read both ways.
+        weights: As in ``load_backbone``.
 
     Raises:
-        CorruptModel: It does not give the same numbers packed as it gave one by one.
+        CorruptModel: It does not give the same numbers packed as it gave one by one; or weights of
+            8 bits give clearly others.
     """
     kind = model.config.model_type
     generator = torch.Generator().manual_seed(0)
@@ -282,11 +297,14 @@ def run_packed(model: PreTrainedModel, *, both_ways: bool = False) -> Backbone:
             for length in (5, 33, 16)
         )
     ]
-    with torch.inference_mode():
+    watched = [] if weights == "float" else reading_norms(model)
+    with torch.inference_mode(), watching(watched) as reach:
         alone = [_alone(model, ids, both_ways=both_ways) for ids in probes]
     try:
         model.set_attn_implementation(PACKED)
-        fuse_layers(model)
+        products = Dense if weights == "float" else RoundedProducts(reach)
+        if not fuse_layers(model, products):
+            quantise_linears(model, weights)
         trim_last(model)
         prepack_linears(model)
         backbone = Backbone(model)
@@ -297,9 +315,11 @@ def run_packed(model: PreTrainedModel, *, both_ways: bool = False) -> Backbone:
     got = packed[: packing.cu_seqlens[-1]].float()
     agreement = nn.functional.cosine_similarity(wanted, got).min().item()
     # Not `<`: a NaN must be refused as well.
-    if not agreement >= AGREEMENT:
+    if not agreement >= (AGREEMENT if weights == "float" else AGREEMENT_ROUNDED):
+        rounded = "" if weights == "float" else f", its weights in {weights},"
         raise CorruptModel(
-            f"a {kind!r} model gives other numbers packed than alone (cosine {agreement:.3f})"
+            f"a {kind!r} model{rounded} gives other numbers packed than alone "
+            f"(cosine {agreement:.3f})"
         )
     return backbone
 

@@ -12,16 +12,20 @@ from torch.nn import functional as F
 
 from condensery.networks import native
 from condensery.networks.attention import attend, attend_padded
-from condensery.networks.linear import Dense
+from condensery.networks.linear import Dense, Products
 from condensery.networks.packing import Packing
 
 FAMILY = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
 
 
-def fuse_layers(model: nn.Module) -> bool:
+def fuse_layers(model: nn.Module, products: Products = Dense) -> bool:
     """Replace the layers of a BERT-like encoder; returns whether ``model`` is one.
 
     The model can then only infer, and only on packed input.
+
+    Args:
+        model: Replaced in place.
+        products: Makes the layers' products.
     """
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) not in FAMILY or config.is_decoder:
@@ -30,9 +34,23 @@ def fuse_layers(model: nn.Module) -> bool:
         return False
     encoder: Any = model.get_submodule("encoder")
     encoder.layer = nn.ModuleList(
-        layer.fused() if isinstance(layer, Fusing) else FusedLayer(layer) for layer in encoder.layer
+        layer.fused(products) if isinstance(layer, Fusing) else FusedLayer(layer, products)
+        for layer in encoder.layer
     )
     return True
+
+
+def reading_norms(model: nn.Module) -> list[nn.Linear]:
+    """Return those linear layers of a BERT-like encoder's that read what a norm gave.
+
+    Of a norm the same few numbers reach far whatever the text; behind an activation they are others
+    from text to text, and so nothing to go by.
+    """
+    return [
+        part
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and name.endswith((".query", "intermediate.dense"))
+    ]
 
 
 class PackedLayer(nn.Module):
@@ -51,7 +69,7 @@ class PackedLayer(nn.Module):
 class Fusing(Protocol):
     """A layer of a network of ours that stands in the place of transformers' own."""
 
-    def fused(self) -> PackedLayer:
+    def fused(self, products: Products) -> PackedLayer:
         """Return it as it infers on packed tokens."""
         ...
 
@@ -76,15 +94,16 @@ class FusedAttention(nn.Module):
 
     Args:
         attention: transformers' ``BertAttention``.
+        products: Makes its products.
     """
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: Any, products: Products = Dense) -> None:
         super().__init__()
         own = attention.self
         self.heads: int = own.num_attention_heads
         self.head_size: int = own.attention_head_size
-        self.projections = Dense.stack([own.query, own.key, own.value])
-        self.output = Dense.of(attention.output.dense)
+        self.projections = products.of(own.query, own.key, own.value)
+        self.output = products.of(attention.output.dense)
         self.norm = Norm(attention.output.LayerNorm)
 
     def attend(self, hidden: Tensor, packing: Packing) -> Tensor:
@@ -115,16 +134,17 @@ class FusedMlp(nn.Module):
     Args:
         intermediate: transformers' ``BertIntermediate``.
         output: transformers' ``BertOutput``.
+        products: Makes its products.
     """
 
-    def __init__(self, intermediate: Any, output: Any) -> None:
+    def __init__(self, intermediate: Any, output: Any, products: Products = Dense) -> None:
         super().__init__()
         act = intermediate.intermediate_act_fn
         # Exact GELU is fused into the product; any other activation follows as it is.
         exact = type(act).__name__ == "GELUActivation" and act.act is F.gelu
-        self.up = Dense.of(intermediate.dense, "gelu" if exact else "none")
+        self.up = products.of(intermediate.dense, activation="gelu" if exact else "none")
         self.activation = nn.Identity() if exact else act
-        self.down = Dense.of(output.dense)
+        self.down = products.of(output.dense)
         self.norm = Norm(output.LayerNorm)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -141,16 +161,23 @@ class FusedLayer(PackedLayer):
 
     Args:
         layer: transformers' ``BertLayer``, one of the same shape, or what is left of one.
+        products: Makes its products.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, products: Products = Dense) -> None:
         super().__init__()
         attention, output = layer.attention, layer.output
         self.has_attention, self.has_mlp = hasattr(attention, "self"), hasattr(output, "dense")
         self.attention = (
-            FusedAttention(attention) if self.has_attention else Norm(attention.output.LayerNorm)
+            FusedAttention(attention, products)
+            if self.has_attention
+            else Norm(attention.output.LayerNorm)
         )
-        self.mlp = FusedMlp(layer.intermediate, output) if self.has_mlp else Norm(output.LayerNorm)
+        self.mlp = (
+            FusedMlp(layer.intermediate, output, products)
+            if self.has_mlp
+            else Norm(output.LayerNorm)
+        )
 
     def forward(
         self,

@@ -22,6 +22,7 @@ from condensery.networks.llm2comp import load_memory_backbone
 from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.networks.oscar_causal_shape import FAMILIES
 from condensery.networks.oscar_families import COMPRESSORS, CompressorFamily
+from condensery.networks.quantised import EncoderWeights
 from condensery.networks.weight_files import ModelFolder
 from condensery.values import METHODS
 
@@ -39,6 +40,7 @@ class NetworkFiles:
         read_state: Reads its weights, by name, on the CPU; int8 ones are float32 then. Raises
             CorruptModel.
         folder: The directory with what is its base's; None where it has all of its files itself.
+        weights: What its layers' are held as.
     """
 
     name: str
@@ -48,6 +50,7 @@ class NetworkFiles:
     dtype: torch.dtype
     read_state: Callable[[], Mapping[str, Tensor]]
     folder: ModelFolder | None = None
+    weights: EncoderWeights = "float"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +125,23 @@ def _corrupt(files: NetworkFiles) -> Iterator[None]:
 
 def _read_backbone(files: NetworkFiles) -> Backbone:
     """Read transformers' layout; what is left of its layers, its config.json says."""
-    return load_backbone(files.folder or files.path, device=files.device, dtype=files.dtype)
+    return load_backbone(
+        files.folder or files.path, device=files.device, dtype=files.dtype, weights=files.weights
+    )
 
 
 def _read_classifier(files: NetworkFiles) -> Classifier:
     model = load_classifier(files.folder or files.path, device=files.device, dtype=files.dtype)
-    return run_classifier(model)
+    return run_classifier(model, weights=files.weights)
 
 
 def _read_memory_backbone(files: NetworkFiles) -> Backbone:
     """Read a language model with memory tokens: merged, or as adapters beside its base."""
     folder = files.folder or ModelFolder.of(files.path)
     shape = MemoryShape.from_shape(files.shape)
-    return load_memory_backbone(folder, shape, device=files.device, dtype=files.dtype)
+    return load_memory_backbone(
+        folder, shape, device=files.device, dtype=files.dtype, weights=files.weights
+    )
 
 
 # How each method's models become networks. OSCAR's pairs are built by their families.

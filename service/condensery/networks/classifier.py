@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from condensery.networks.backbone import ROBERTA_LIKE, Backbone, run_packed
 from condensery.networks.pooling import Pooling, pool
+from condensery.networks.quantised import EncoderWeights
 
 
 class Classifier(nn.Module):
@@ -48,8 +49,12 @@ class Classifier(nn.Module):
         return logits
 
 
-def run_classifier(model: PreTrainedModel) -> Classifier:
+def run_classifier(model: PreTrainedModel, *, weights: EncoderWeights = "float") -> Classifier:
     """Make one of transformers' sequence classifiers read packed input.
+
+    Args:
+        model: Its parts are replaced.
+        weights: What its layers' are held as, but for the head's.
 
     Raises:
         CorruptModel: Its backbone does not give the same numbers packed as alone.
@@ -73,9 +78,8 @@ def run_classifier(model: PreTrainedModel) -> Classifier:
     else:
         raise ValueError(f"model_type: the head of a {config.model_type!r} classifier is not known")
     typed = getattr(config, "type_vocab_size", 0) > 1
-    return Classifier(
-        run_packed(base), pooling, head.float(), labels=config.num_labels, typed=typed
-    )
+    backbone = run_packed(base, weights=weights)
+    return Classifier(backbone, pooling, head.float(), labels=config.num_labels, typed=typed)
 
 
 class _Tokens(nn.Module):

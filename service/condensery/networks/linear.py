@@ -120,6 +120,26 @@ def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
     return replaced
 
 
+class Products(Protocol):
+    """What makes the products of a network's layers; ``Dense`` itself makes exact ones."""
+
+    def of(
+        self, *linears: nn.Linear, activation: Activation = "none", fp32: bool = False
+    ) -> nn.Module:
+        """Take over linear layers of one input, outputs side by side."""
+        ...
+
+
+def joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and bias of linear layers side by side; all have a bias, or none."""
+    if len(linears) == 1:
+        return linears[0].weight, linears[0].bias
+    weight = torch.cat([linear.weight for linear in linears])
+    if linears[0].bias is None:
+        return weight, None
+    return weight, torch.cat([linear.bias for linear in linears])
+
+
 class Dense(nn.Module):
     """``activation(x Wᵀ + b)``, or ``x Wᵀ + b + residual``; for inference only.
 
@@ -159,18 +179,10 @@ class Dense(nn.Module):
 
     @classmethod
     def of(
-        cls, linear: nn.Linear, activation: Activation = "none", *, fp32: bool = False
+        cls, *linears: nn.Linear, activation: Activation = "none", fp32: bool = False
     ) -> "Dense":
-        """Take over one linear layer's weights."""
-        return cls(linear.weight, linear.bias, activation, fp32=fp32)
-
-    @classmethod
-    def stack(cls, linears: Sequence[nn.Linear], *, fp32: bool = False) -> "Dense":
-        """Join linear layers of one input, outputs side by side; all have a bias, or none."""
-        weight = torch.cat([linear.weight for linear in linears])
-        if linears[0].bias is None:
-            return cls(weight, None, fp32=fp32)
-        return cls(weight, torch.cat([linear.bias for linear in linears]), fp32=fp32)
+        """Take over linear layers of one input, outputs side by side."""
+        return cls(*joined(linears), activation, fp32=fp32)
 
     def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map ``inputs`` (..., in) to (..., out).

@@ -22,6 +22,7 @@ from condensery.networks.llm2comp_texts import check_texts
 from condensery.networks.loading import build_pruned, own_name, pruning_of
 from condensery.networks.packing import Packing
 from condensery.networks.pooling import Pooling
+from condensery.networks.quantised import EncoderWeights
 from condensery.networks.weight_files import ModelFolder, read_weights
 
 ROWS = "memory_tokens.weight"  # (k, hidden): what is stored beside a table that has none of them
@@ -129,15 +130,16 @@ def load_memory_backbone(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    weights: EncoderWeights = "float",
 ) -> MemoryBackbone:
-    """Load a memory encoder as it runs here.
+    """Load a memory encoder as it runs here; the arguments are ``load_backbone``'s.
 
     Raises:
         CorruptModel: As ``load_memory_model``; or it does not give the same numbers packed as
             alone.
     """
     model = load_memory_model(folder, shape, device=device, dtype=dtype)
-    return MemoryBackbone(run_packed(model, both_ways=True).model, shape)
+    return MemoryBackbone(run_packed(model, both_ways=True, weights=weights).model, shape)
 
 
 def load_memory_model(

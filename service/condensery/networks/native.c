@@ -785,14 +785,14 @@ BEST void condensery_attend(int64_t bf16, const void *query, const void *keys, c
     }
 }
 
-INLINE void round_all(int bf16, const void *inputs, uint8_t *codes, float *sizes, int64_t rows,
-                      int64_t width) {
+INLINE void round_all(int bf16, const void *inputs, const float *factors, uint8_t *codes,
+                      float *sizes, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; row++) {
         int64_t first = row * width;
         float most = 1e-12f, none = 0.0f;
 #pragma omp simd reduction(max : most) reduction(+ : none)
         for (int64_t d = 0; d < width; d++) {
-            float value = number(inputs, first + d, bf16);
+            float value = number(inputs, first + d, bf16) * (factors ? factors[d] : 1.0f);
             float size = value < 0.0f ? -value : value;
             most = size > most ? size : most;
             none += 0.0f * value; /* NaN where the row has one, or an infinity */
@@ -803,34 +803,39 @@ INLINE void round_all(int bf16, const void *inputs, uint8_t *codes, float *sizes
 #pragma omp simd
         for (int64_t d = 0; d < width; d++) {
             float value = right ? number(inputs, first + d, bf16) : 0.0f;
+            value *= factors ? factors[d] : 1.0f;
             codes[first + d] = (uint8_t)(int32_t)(value * factor + 128.5f);
         }
     }
 }
 
 /* Rows of numbers to codes of 1 to 255, 128 for 0, and the size of each row's largest; rows that
- * hold a NaN or an infinity have the size NaN. inputs: (rows, width), fp32 or bf16. */
-BEST void condensery_round(int64_t bf16, const void *inputs, uint8_t *codes, float *sizes,
-                           int64_t rows, int64_t width) {
-    if (bf16) round_all(1, inputs, codes, sizes, rows, width);
-    else round_all(0, inputs, codes, sizes, rows, width);
+ * hold a NaN or an infinity have the size NaN. inputs: (rows, width), fp32 or bf16. factors: of
+ * each input, before it is rounded, (width); or null. */
+BEST void condensery_round(int64_t bf16, const void *inputs, const float *factors, uint8_t *codes,
+                           float *sizes, int64_t rows, int64_t width) {
+#define ROUND(kind, own) round_all(kind, inputs, own, codes, sizes, rows, width)
+    if (bf16 && factors) ROUND(1, factors);
+    else if (bf16) ROUND(1, NULL);
+    else if (factors) ROUND(0, factors);
+    else ROUND(0, NULL);
 }
 
-/* output = inputs * weight^T + bias, both rounded to 8 bits, then exact GELU or + residual: inputs as
- * condensery_round does. inputs: (rows, width), residual, or null, and output: (rows, outputs), fp32
- * or bf16. panels: signed codes of the weight,
- * four of 32 outputs side by side, (outputs / 32, width / 4, 32, 4), filled up with 0, as are scales,
- * what a code is worth over 127, and zeros, 128 times the sum of an output's codes. bias: fp32, or
- * null. room: for rows * (width + 4) bytes. parallel: as for condensery_multiply. */
-void condensery_multiply_codes(int64_t bf16, const void *inputs, const void *panels,
-                               const float *scales, const int32_t *zeros, const float *bias,
+/* output = inputs * weight^T + bias, both rounded to 8 bits, then exact GELU or + residual: inputs
+ * and factors as for condensery_round. inputs: (rows, width), residual, or null, and output: (rows,
+ * outputs), fp32 or bf16. panels: signed codes of the weight, four of 32 outputs side by side,
+ * (outputs / 32, width / 4, 32, 4), filled up with 0, as are scales, what a code is worth over 127,
+ * and zeros, 128 times the sum of an output's codes. bias: fp32, or null. room: for
+ * rows * (width + 4) bytes. parallel: as for condensery_multiply. */
+void condensery_multiply_codes(int64_t bf16, const void *inputs, const float *factors,
+                               const void *panels, const float *scales, const int32_t *zeros, const float *bias,
                                const void *residual, void *output, int64_t rows, int64_t width,
                                int64_t outputs, int64_t gelu, int64_t threads,
                                parallel_of parallel, void *room) {
 #if WIDE_KERNELS
     float *sizes = room;
     uint8_t *codes = (uint8_t *)(sizes + rows);
-    condensery_round(bf16, inputs, codes, sizes, rows, width);
+    condensery_round(bf16, inputs, factors, codes, sizes, rows, width);
     struct product all = {.inputs = codes, .panels = panels, .scales = scales, .bias = bias,
                           .sizes = sizes, .zeros = zeros, .residual = residual, .output = output,
                           .bf16 = bf16, .words = width / 4, .rows = rows, .width = width,
@@ -838,8 +843,8 @@ void condensery_multiply_codes(int64_t bf16, const void *inputs, const void *pan
     if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
     else multiply_parts(&all);
 #else
-    (void)bf16, (void)inputs, (void)panels, (void)scales, (void)zeros, (void)bias, (void)residual;
-    (void)output, (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads;
+    (void)bf16, (void)inputs, (void)factors, (void)panels, (void)scales, (void)zeros, (void)bias;
+    (void)residual, (void)output, (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads;
     (void)parallel, (void)room;
 #endif
 }

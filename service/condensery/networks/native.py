@@ -98,7 +98,7 @@ class Kernels:
         self.attend = loaded.condensery_attend
         self.attend.argtypes = (whole, *[pointer] * 6, *[whole] * 4, ctypes.c_float, pointer)
         self.round = loaded.condensery_round
-        self.round.argtypes = (whole, *[pointer] * 3, *[whole] * 2)
+        self.round.argtypes = (whole, *[pointer] * 4, *[whole] * 2)
         self.scale = loaded.condensery_scale
         self.scale.argtypes = (whole, *[pointer] * 4, *[whole] * 2)
         self.attend_packed = loaded.condensery_attend_packed
@@ -113,7 +113,7 @@ class Kernels:
         self.multiply = loaded.condensery_multiply
         self.multiply.argtypes = (whole, *[pointer] * 6, *[whole] * 5, pointer)
         self.multiply_codes = loaded.condensery_multiply_codes
-        self.multiply_codes.argtypes = (whole, *[pointer] * 7, *[whole] * 5, *[pointer] * 2)
+        self.multiply_codes.argtypes = (whole, *[pointer] * 8, *[whole] * 5, *[pointer] * 2)
         for function in (
             *(self.attend, self.round, self.scale, self.attend_packed),
             *(self.rms_norm, self.rotate, self.multiply, self.multiply_codes),
@@ -283,6 +283,7 @@ def multiply_codes(
     bias: "Tensor | None",
     outputs: int,
     *,
+    factors: "Tensor | None" = None,
     gelu: bool = False,
     residual: "Tensor | None" = None,
 ) -> "Tensor":
@@ -297,6 +298,7 @@ def multiply_codes(
         zeros: 128 times the sum of each output's codes, int32, filled up.
         bias: (outputs,), fp32, or None.
         outputs: So many.
+        factors: As ``round_rows`` has them.
         gelu: As there.
         residual: (rows, outputs), as ``rows``.
 
@@ -330,7 +332,8 @@ def multiply_codes(
     assert loaded is not None
     threads = torch.get_num_threads() if count * width * outputs > WORTH_THREADS else 1
     loaded.multiply_codes(
-        *(rows.dtype == torch.bfloat16, rows.data_ptr(), quads.data_ptr(), scales.data_ptr()),
+        *(rows.dtype == torch.bfloat16, rows.data_ptr(), _factors_at(factors, width)),
+        *(quads.data_ptr(), scales.data_ptr()),
         *(
             zeros.data_ptr(),
             *(None if part is None else part.data_ptr() for part in (bias, residual)),
@@ -492,8 +495,23 @@ def rotate(
     )
 
 
-def round_rows(rows: "Tensor") -> tuple["Tensor", "Tensor"]:
-    """Round each row of (rows, width) to 8 bits.
+def _factors_at(factors: "Tensor | None", width: int) -> int | None:
+    import torch
+
+    if factors is None:
+        return None
+    assert factors.dtype == torch.float32
+    assert factors.shape == (width,)
+    assert factors.is_contiguous()
+    return factors.data_ptr()
+
+
+def round_rows(rows: "Tensor", factors: "Tensor | None" = None) -> tuple["Tensor", "Tensor"]:
+    """Round each row to 8 bits.
+
+    Args:
+        rows: (rows, width).
+        factors: Of each input, before it is rounded, fp32, (width,).
 
     Returns:
         Codes of 1 to 255, 128 for 0, (rows, width), and the size of each row's largest, fp32,
@@ -508,7 +526,10 @@ def round_rows(rows: "Tensor") -> tuple["Tensor", "Tensor"]:
     loaded = kernels()
     assert loaded is not None
     half = rows.dtype == torch.bfloat16
-    loaded.round(half, rows.data_ptr(), codes.data_ptr(), sizes.data_ptr(), count, width)
+    loaded.round(
+        *(half, rows.data_ptr(), _factors_at(factors, width)),
+        *(codes.data_ptr(), sizes.data_ptr(), count, width),
+    )
     return codes, sizes
 
 

@@ -10,21 +10,26 @@ Source of rounding groups of weights: Dettmers and Zettlemoyer, arXiv:2212.09720
 inputs row by row: Yao et al., arXiv:2206.01861, section 3.2.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from condensery.networks import native
-from condensery.networks.linear import Activation, Dense
+from condensery.networks.linear import Activation, Dense, joined
 
 Weights = Literal["float", "int8", "int4"]
+# Of what reads many rows at a time.
+EncoderWeights = Literal["float", "int8"]
 
 # Of smaller matrices, reading less gains less than rounding inputs costs; and of bf16 there is less
 # to gain, by torch's products.
 SMALLEST = 1 << 18  # weights
 SMALLEST_HALF = 1 << 20  # of bf16, to 8 bits
 TINY = 1e-12  # least scale: rows of zeros have one too
+SHORTEST = 1e-3  # least reach that is made use of: what hardly moved in a few texts may in others
 GROUP = 32  # weights along a row that share a scale, in 4 bits
 FEW = 4  # rows up to which 4 bits are faster than floats
 ROWS = 16  # of weights, that torch packs together in 4 bits
@@ -99,6 +104,42 @@ def quantise_linears(module: nn.Module, weights: Weights) -> int:
     return replaced
 
 
+class RoundedProducts:
+    """Makes an encoder's products in 8 bits.
+
+    Args:
+        reach: Of the inputs of linear layers, as ``watching`` noted it, or of some.
+    """
+
+    def __init__(self, reach: Mapping[nn.Module, Tensor]) -> None:
+        self._reach = reach
+
+    def of(
+        self, *linears: nn.Linear, activation: Activation = "none", fp32: bool = False
+    ) -> "Int8":
+        """Round linear layers of one input, outputs side by side, whatever ``fp32`` says."""
+        return Int8(*joined(linears), activation, self._reach.get(linears[0]))
+
+
+@contextmanager
+def watching(linears: Iterable[nn.Linear]) -> Iterator[Mapping[nn.Module, Tensor]]:
+    """Note how far the inputs of linear layers reach while this is open.
+
+    Yields:
+        By layer, the largest size of each input so far, fp32, (in,).
+    """
+    reach: dict[nn.Module, Tensor] = {}
+
+    def note(linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        own = inputs[0].detach().float().reshape(-1, inputs[0].shape[-1]).abs().amax(dim=0)
+        reach[linear] = torch.maximum(reach[linear], own) if linear in reach else own
+
+    with ExitStack() as stack:
+        for linear in linears:
+            stack.callback(linear.register_forward_pre_hook(note).remove)
+        yield reach
+
+
 class Int8(nn.Module):
     """``x Wᵀ + b``, both rounded to 8 bits: weights by output, inputs by row; for inference only.
 
@@ -107,21 +148,36 @@ class Int8(nn.Module):
     Args:
         weight: (out, in).
         bias: (out,), or None.
+        activation: As ``Dense`` has it.
+        reach: Of each input, its largest size as far as is known, (in,). Inputs that reach far lose
+            some of it to their weights before both are rounded, so that the others of a row keep
+            more steps (SmoothQuant, arXiv:2211.10438, equation 4).
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation = "none",
+        reach: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         exact = weight.detach().float()
-        scales = exact.abs().amax(dim=1).clamp_min(TINY) / 127
-        codes = (exact / scales[:, None]).round_().to(torch.int8)
-        self.bias = None if bias is None else nn.Buffer(bias.detach().float())
-        self.activation: Activation = "none"
+        self.activation: Activation = activation
         self.form = "torch"
         if native.has_ints() and self.in_features % 4 == 0:
             self.form = "quads"
         elif native.has_panels(torch.float32):
             self.form = "panels"
+        factors = None
+        if reach is not None and self.form != "panels":  # where inputs stay as they are
+            factors = (exact.abs().amax(dim=0).clamp_min(TINY) / reach.clamp_min(SHORTEST)).sqrt()
+            exact = exact / factors
+        self.factors = None if factors is None else nn.Buffer(factors)
+        scales = exact.abs().amax(dim=1).clamp_min(TINY) / 127
+        codes = (exact / scales[:, None]).round_().to(torch.int8)
+        self.bias = None if bias is None else nn.Buffer(bias.detach().float())
         # A plain attribute: an opaque tensor has no state dict and can't be moved.
         if self.form == "quads":
             self.packed = native.pack_quads(codes)
@@ -151,6 +207,7 @@ class Int8(nn.Module):
             more = None if residual is None else residual.reshape(-1, self.out_features)
             product = native.multiply_codes(
                 *(rows, self.packed, self.scales, self.zeros, self.bias, self.out_features),
+                factors=self.factors,
                 gelu=self.activation == "gelu",
                 residual=more,
             )
@@ -167,7 +224,11 @@ class Int8(nn.Module):
             return product.to(inputs.dtype)
         rows = inputs.reshape(-1, self.in_features)
         ours = native.takes(rows)
-        codes, sizes = native.round_rows(rows) if ours else _round_rows(rows.float())
+        if ours:
+            codes, sizes = native.round_rows(rows, self.factors)
+        else:
+            whole = rows.float()
+            codes, sizes = _round_rows(whole if self.factors is None else whole * self.factors)
         product = torch.ops.onednn.qlinear_pointwise(
             *(codes, 1 / 127, 128, self.packed, self.scales, self.zeros, None),
             *(1.0, 0, torch.float32, "none", [], ""),

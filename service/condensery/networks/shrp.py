@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from condensery.networks import native
 from condensery.networks.attention import attend, attend_padded
 from condensery.networks.bert import FAMILY, Norm, PackedLayer
-from condensery.networks.linear import Dense
+from condensery.networks.linear import Dense, Products
 from condensery.networks.packing import Packing
 
 HEADS = "shrp_heads"
@@ -197,9 +197,9 @@ class ExpertLayer(nn.Module):
         projected = torch.baddbmm(bias, hidden, weight.transpose(1, 2))
         return projected.view(sequences, count, -1, self.head_size)
 
-    def fused(self) -> "FusedExpertLayer":
+    def fused(self, products: Products) -> "FusedExpertLayer":
         """Return it as it infers on packed tokens."""
-        return FusedExpertLayer(self)
+        return FusedExpertLayer(self, products)
 
     @torch.no_grad()
     def keep(self, experts: Sequence[int]) -> None:
@@ -307,17 +307,18 @@ class FusedExpertLayer(PackedLayer):
 
     Args:
         layer: As it was trained.
+        products: Makes its products; which expert a sequence takes is computed exactly.
     """
 
-    def __init__(self, layer: ExpertLayer) -> None:
+    def __init__(self, layer: ExpertLayer, products: Products = Dense) -> None:
         super().__init__()
         self.experts, self.head_size = layer.experts, layer.head_size
         attention = layer.attention
         # In fp32 too: the products are 2.3 times as fast so, and the weights are small.
         own = [attention.query, attention.key, attention.value]
-        self.projections = Dense.stack(own, fp32=True)
+        self.projections = products.of(*own, fp32=True)
         self.gate = None if layer.gate is None else Dense.of(layer.gate)
-        self.expander = Dense.of(layer.expander.dense, "gelu", fp32=True)
+        self.expander = products.of(layer.expander.dense, activation="gelu", fp32=True)
         self.inner_norm = Norm(layer.expander.norm)
         self.norm = Norm(layer.norm)
 

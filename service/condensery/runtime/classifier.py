@@ -18,6 +18,7 @@ from tokenizers import Encoding, Tokenizer
 from condensery.errors import CondenseryError, CorruptModel, InputError, ModelFault
 from condensery.networks import classifier as networks
 from condensery.networks.building import build_classifier
+from condensery.networks.quantised import EncoderWeights
 from condensery.runtime.batcher import Batcher
 from condensery.runtime.encoder import WARM_UP_TOKENS, describe_model, network_files
 from condensery.runtime.feeding import BatchFeeder
@@ -245,6 +246,7 @@ class Classifier:
         workers: Workers,
         *,
         dtype: torch.dtype = torch.float32,
+        weights: EncoderWeights = "float",
         threads: ThreadPoolExecutor,
         limits: BatchLimits | None = None,
         metrics: "Metrics | None" = None,
@@ -254,6 +256,7 @@ class Classifier:
         Args:
             stored: Of kind "classifier" or "reranker", its files checked.
             dtype: What to compute in; the head is fp32 always.
+            weights: What its layers' are held as (``can_quantise``); the head's are floats.
             threads: Where texts are tokenised; shared between models.
 
         Raises:
@@ -264,7 +267,8 @@ class Classifier:
         labels = manifest.shape.get("labels")
         if manifest.kind not in ("classifier", "reranker") or not isinstance(labels, list):
             raise CorruptModel(f"{manifest.name}: kind {manifest.kind!r} is no classifier")
-        network = build_classifier(manifest.method, network_files(stored, workers.device, dtype))
+        files = network_files(stored, workers.device, dtype, weights)
+        network = build_classifier(manifest.method, files)
         if network.labels != len(labels):
             raise CorruptModel(
                 f"{manifest.name}: has {network.labels} labels, its manifest {len(labels)}"
@@ -272,8 +276,7 @@ class Classifier:
         info = describe_model(
             manifest,
             network.backbone,
-            workers.device,
-            dtype,
+            files,
             dims=None,
             labels=tuple(map(str, labels)),
             independent=bool(manifest.shape.get("independent", len(labels) == 1)),

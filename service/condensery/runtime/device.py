@@ -134,15 +134,27 @@ def choose_weights(
             field="generator_weights",
             value=setting,
         )
+    check_weights("generator_weights", device, setting)
+    return setting
+
+
+def check_weights(field: str, device: torch.device, setting: Weights) -> None:
+    """Check that a device is for such weights.
+
+    Args:
+        field: The setting's name, "encoder_weights" or "generator_weights".
+
+    Raises:
+        SettingError: It is not.
+    """
     if not can_quantise(setting, device):
         needed = "AVX2, AVX512-VNNI or AMX" if setting == "int8" else "AVX512"
+        who = field.removesuffix("_weights")
         raise SettingError(
-            f"generator_weights={setting!r} is for a CPU with {needed}, and generators run on "
-            f"{device} here",
-            field="generator_weights",
+            f"{field}={setting!r} is for a CPU with {needed}, and {who}s run on {device} here",
+            field=field,
             value=setting,
         )
-    return setting
 
 
 def _is_cheap(measured: object, dtype: torch.dtype) -> bool:

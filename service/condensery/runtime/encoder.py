@@ -15,6 +15,7 @@ from condensery.networks.backbone import Backbone
 from condensery.networks.building import NetworkFiles, build_backbone
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.pooling import Pooling, normalise
+from condensery.networks.quantised import EncoderWeights
 from condensery.runtime.batcher import Batcher
 from condensery.runtime.feeding import BatchFeeder
 from condensery.runtime.queue import BatchLimits
@@ -44,11 +45,12 @@ WARM_UP_TOKENS = (8, 16, 120, 480)
 
 
 def describe_model(
-    manifest: "Manifest", backbone: Backbone, device: torch.device, dtype: torch.dtype, **own: Any
+    manifest: "Manifest", backbone: Backbone, files: NetworkFiles, **own: Any
 ) -> ModelInfo:
     """Return what ``/v1/models`` shows of a model.
 
     Args:
+        files: What its network was built from.
         own: Fields of ``ModelInfo`` that only its kind has.
 
     Raises:
@@ -59,21 +61,27 @@ def describe_model(
             f"{manifest.name}: max_tokens is {manifest.max_tokens}, but the network has "
             f"only {backbone.longest} positions"
         )
+    rounded = "" if files.weights == "float" else f", weights {files.weights}"
     return ModelInfo(
         id=manifest.name,
         kind=manifest.kind,
         method=manifest.method,
         fingerprint=manifest.fingerprint,
         max_tokens=manifest.max_tokens - backbone.extra_tokens,
-        dtype=dtype_name(dtype),
-        device=str(device),
+        dtype=dtype_name(files.dtype) + rounded,
+        device=str(files.device),
         licence=manifest.licence,
         created=manifest.created,
         **own,
     )
 
 
-def network_files(stored: "StoredModel", device: torch.device, dtype: torch.dtype) -> NetworkFiles:
+def network_files(
+    stored: "StoredModel",
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: EncoderWeights = "float",
+) -> NetworkFiles:
     """Return what a stored model's network is built from, to run on a device in a dtype.
 
     Raises:
@@ -86,7 +94,7 @@ def network_files(stored: "StoredModel", device: torch.device, dtype: torch.dtyp
         return load_state(stored)
 
     name, shape, folder = stored.name, stored.manifest.shape, open_folder(stored)
-    return NetworkFiles(name, stored.path, shape, device, dtype, read_state, folder)
+    return NetworkFiles(name, stored.path, shape, device, dtype, read_state, folder, weights)
 
 
 def vector_lengths(manifest: "Manifest", width: int) -> tuple[int, ...]:
@@ -208,6 +216,7 @@ class Encoder:
         workers: Workers,
         *,
         dtype: torch.dtype = torch.float32,
+        weights: EncoderWeights = "float",
         limits: BatchLimits | None = None,
         metrics: "Metrics | None" = None,
         threads: ThreadPoolExecutor | None = None,
@@ -217,6 +226,7 @@ class Encoder:
         Args:
             stored: Of kind "encoder", its files checked.
             dtype: What to compute in (``choose_dtype``); pooling is fp32 always.
+            weights: What its layers' are held as (``can_quantise``).
             threads: Where texts are tokenised; shared between models.
 
         Raises:
@@ -229,13 +239,12 @@ class Encoder:
                 f"{manifest.name}: kind {manifest.kind!r} with pooling {manifest.pooling!r} "
                 "is no encoder"
             )
-        files = network_files(stored, workers.device, dtype)
+        files = network_files(stored, workers.device, dtype, weights)
         backbone = build_backbone(manifest.method, files)
         info = describe_model(
             manifest,
             backbone,
-            workers.device,
-            dtype,
+            files,
             dims=backbone.width,
             pooling=manifest.pooling,
             dimensions=vector_lengths(manifest, backbone.width),

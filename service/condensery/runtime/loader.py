@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from condensery.errors import ModelCannot, ModelFault
+from condensery.networks.quantised import EncoderWeights
 from condensery.request_context import RequestContext
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.device import (
@@ -140,7 +141,8 @@ class ModelLoader:
     Attributes:
         compressor: Where to run pairs' compressors.
         generator: And their generators.
-        generator_weights: What those hold their weights as.
+        encoder_weights: What encoders, classifiers and rerankers hold their weights as.
+        generator_weights: What generators hold theirs as.
         generator_servers: Pairs, by name, whose generators run on another server.
         first: Names of the models that a server starts with; none: all that are stored.
         queue_tokens: Tokens that may wait for each model; None is what suits the device.
@@ -155,6 +157,7 @@ class ModelLoader:
     generator: torch.device
     dtype: torch.dtype
     generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS
+    encoder_weights: EncoderWeights = "float"
     generator_weights: WeightsSetting = "float"
     generator_servers: Mapping[str, GeneratorServerConfig] = field(default_factory=dict)
     first: tuple[str, ...] = ()
@@ -254,6 +257,7 @@ def run_on_device(
         stored,
         loader.workers.on(loader.device),
         dtype=loader.dtype,
+        weights=loader.encoder_weights,
         limits=loader.limits(loader.device),
         metrics=loader.metrics,
         threads=loader.threads,

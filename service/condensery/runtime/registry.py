@@ -21,6 +21,7 @@ from condensery.networks import native
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.device import (
+    check_weights,
     choose_common_dtype,
     choose_device,
     choose_weights,
@@ -462,7 +463,9 @@ def make_loader(
         )
     ]
     dtype = choose_common_dtype([device, *halves], settings.dtype)
-    choose_weights(halves[1], dtype, settings.generator_weights, {})  # refuses, before any is read
+    # Refused before any model is read.
+    check_weights("encoder_weights", device, settings.encoder_weights)
+    choose_weights(halves[1], dtype, settings.generator_weights, {})
     places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
     say(f"loading models on {places} in {dtype_name(dtype)}")
     if native.kernels() is None and any(on.type == "cpu" for on in (device, *halves)):
@@ -476,6 +479,7 @@ def make_loader(
         generator_limits=GeneratorLimits(
             settings.generator_sequences, settings.generator_cache_mib
         ),
+        encoder_weights=settings.encoder_weights,
         generator_weights=settings.generator_weights,
         generator_servers=_generator_servers(settings),
         first=_first(settings, store),

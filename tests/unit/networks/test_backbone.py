@@ -10,8 +10,17 @@ from condensery.errors import CorruptModel
 from condensery.networks import native
 from condensery.networks.backbone import load_backbone, run_packed
 from condensery.networks.bert import FusedLayer
+from condensery.networks.linear import Dense
+from condensery.networks.quantised import Int8, can_quantise, watching
 
+rounds = pytest.mark.skipif(
+    not can_quantise("int8", torch.device("cpu")), reason="no VNNI, AMX or kernels for AVX2"
+)
 SEQUENCES = [[5, 6, 7], list(range(2, 60)), [9] * 16, [4]]
+
+
+def products(model: torch.nn.Module) -> list[type]:
+    return [type(part) for part in model.modules() if isinstance(part, Dense | Int8)]
 
 
 def alone(model: PreTrainedModel) -> torch.Tensor:
@@ -111,3 +120,85 @@ def test_nan_weights_are_refused(bert: PreTrainedModel) -> None:
         bert.get_input_embeddings().weight.fill_(torch.nan)
     with pytest.raises(CorruptModel, match="nan"):
         run_packed(bert)
+
+
+@rounds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_with_weights_of_8_bits_it_is_near_to_transformers_and_alone_as_beside_others(
+    family: str, dtype: torch.dtype, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model: PreTrainedModel = request.getfixturevalue(family)
+    model.save_pretrained(tmp_path)
+    wanted = alone(model)
+    backbone = load_backbone(tmp_path, dtype=dtype, weights="int8")
+    assert products(backbone.model) == 8 * [Int8]  # four a layer
+    together = backbone.read(SEQUENCES)[0][:78]
+    assert torch.cosine_similarity(together.float(), wanted).min() > 0.99
+    assert not torch.equal(together.float(), wanted)
+    each = torch.cat([backbone.read([ids])[0][: len(ids)] for ids in SEQUENCES])
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(together, each, atol=close, rtol=close)
+
+
+@rounds
+def test_of_other_families_the_larger_matrices_are_rounded(
+    llama: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama.save_pretrained(tmp_path)
+    wanted = alone(llama)
+    monkeypatch.setattr("condensery.networks.quantised.SMALLEST", 64)
+    backbone = load_backbone(tmp_path, weights="int8")
+    assert set(products(backbone.model)) == {Int8}
+    got = backbone.read(SEQUENCES)[0][:78]
+    assert torch.cosine_similarity(got, wanted).min() > 0.99
+
+
+@rounds
+def test_a_model_that_8_bits_are_too_few_for_is_refused(
+    bert: PreTrainedModel, tmp_path: Path
+) -> None:
+    with torch.no_grad():  # beside such a weight the others of an output are rounded to 0
+        for layer in bert.encoder.layer:
+            for linear in (layer.intermediate.dense, layer.output.dense):
+                linear.weight[:, 0] = 0.0
+                linear.weight.mul_(5)
+            layer.output.dense.weight[:, 1] = 1e4
+            layer.intermediate.dense.weight[1] = 0.0
+            layer.intermediate.dense.bias[1] = -30.0
+    bert.save_pretrained(tmp_path)
+    load_backbone(tmp_path)
+    with pytest.raises(CorruptModel, match="its weights in int8, gives other numbers"):
+        load_backbone(tmp_path, weights="int8")
+
+
+@rounds
+def test_what_reaches_far_behind_a_norm_leaves_the_rest_of_a_row_its_steps(
+    bert: PreTrainedModel, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        for norm in (
+            bert.embeddings.LayerNorm,
+            *(layer.attention.output.LayerNorm for layer in bert.encoder.layer),
+            *(layer.output.LayerNorm for layer in bert.encoder.layer),
+        ):
+            norm.bias[3] = 60.0
+        for layer in bert.encoder.layer:
+            for linear in (
+                *(layer.attention.self.query, layer.attention.self.key),
+                *(layer.attention.self.value, layer.intermediate.dense),
+            ):
+                linear.weight[:, 3] *= 0.01
+    bert.save_pretrained(tmp_path)
+    wanted = alone(bert).clone()
+    wanted[:, 3] = 0  # which is nearly the same everywhere, and most of the cosine
+    nearest = {}
+    for name, reach in (("known", watching), ("not known", lambda _: watching([]))):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("condensery.networks.backbone.watching", reach)
+            got = load_backbone(tmp_path, weights="int8").read(SEQUENCES)[0][:78].clone()
+        got[:, 3] = 0
+        nearest[name] = torch.cosine_similarity(got, wanted).min().item()
+    if native.has_panels(torch.float32) and not native.has_ints():
+        return  # inputs are not rounded there
+    assert 1 - nearest["known"] < 0.2 * (1 - nearest["not known"])

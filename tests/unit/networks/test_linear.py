@@ -42,7 +42,7 @@ def test_gelu_and_residual_equal_their_formulas(dtype: torch.dtype) -> None:
     inputs, residual = torch.randn(5, 48).to(dtype), torch.randn(5, 32).to(dtype)
     with torch.inference_mode():
         plain = F.linear(inputs.float(), linear.weight.float(), linear.bias.float())
-        close(Dense.of(linear, "gelu")(inputs), F.gelu(plain))
+        close(Dense.of(linear, activation="gelu")(inputs), F.gelu(plain))
         kept = residual.clone()
         close(Dense.of(linear)(inputs, residual=residual), plain + residual.float())
         assert torch.equal(residual, kept)
@@ -55,7 +55,7 @@ def test_stacked_layers_give_their_outputs_side_by_side(dtype: torch.dtype, bias
     inputs = torch.randn(9, 48).to(dtype)
     with torch.inference_mode():
         wanted = torch.cat([Dense.of(first)(inputs), Dense.of(second)(inputs)], dim=-1)
-        close(Dense.stack([first, second])(inputs), wanted.float())
+        close(Dense.of(first, second)(inputs), wanted.float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

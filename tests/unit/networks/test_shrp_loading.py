@@ -25,6 +25,8 @@ from condensery.errors import CorruptModel
 from condensery.networks.backbone import load_backbone, load_classifier, load_transformer
 from condensery.networks.bert import FusedLayer
 from condensery.networks.classifier import run_classifier
+from condensery.networks.linear import Dense
+from condensery.networks.quantised import Int8, can_quantise
 from condensery.networks.shrp import ExpertLayer, FusedExpertLayer
 
 WORDS, LAYERS = 60, 3
@@ -190,3 +192,24 @@ def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     message = str(raised.value)
     assert "encoder.layer.1.expander.dense.weight is (32, 9), not (32, 8)" in message
     assert all(f"{name} is missing" in message for name in gates)
+
+
+@pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
+@pytest.mark.parametrize("heads", HEADS)
+def test_experts_products_are_rounded_and_what_chooses_between_them_is_not(
+    heads: Heads, tmp_path: Path
+) -> None:
+    model = converted("bert", heads)
+    states = padded(model, TEXTS, None).last_hidden_state
+    backbone = load_backbone(write_experts(tmp_path, model, heads), weights="int8")
+    layers: Any = backbone.model.encoder.layer
+    experts = [layer for layer in layers if isinstance(layer, FusedExpertLayer)]
+    assert experts
+    for layer in experts:
+        assert isinstance(layer.projections, Int8)
+        assert isinstance(layer.expander, Int8)
+        assert layer.gate is None or isinstance(layer.gate, Dense)
+    rows, packing = backbone.read(TEXTS)
+    for row, (first, ids) in enumerate(zip(packing.starts.tolist(), TEXTS, strict=True)):
+        got, wanted = rows[first : first + len(ids)], states[row, : len(ids)]
+        assert nn.functional.cosine_similarity(got, wanted).min() > 0.98

@@ -11,6 +11,7 @@ from tiny_classifier import CONFIGS, LENGTH, as_sentence_transformers, reference
 from tiny_pair import VOCABULARY, text_of
 
 from condensery.errors import CorruptModel, InputError, ModelFault
+from condensery.networks.quantised import can_quantise
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.workers import Workers
 from condensery.store.importing import import_model
@@ -184,3 +185,17 @@ def test_bf16_agrees_with_float32(
         for dtype in (torch.float32, torch.bfloat16)
     )
     assert np.abs(exact - fast).max() < 0.1 * np.abs(exact).max()
+
+
+@pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
+def test_with_weights_of_8_bits_logits_are_near_and_the_model_says_so(
+    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+) -> None:
+    folder = write_classifier(tmp_path / "hf", "bert", LABELS)
+    store = stored(folder, tmp_path / "store")
+    model = Classifier.load(store, workers, threads=threads, weights="int8")
+    assert model.info.dtype == "float32, weights int8"
+    inputs = [item for item in INPUTS if item not in ("", ("", ""))]
+    got = asyncio.run(model.classify(inputs)).logits
+    wanted = reference(folder, inputs).numpy()
+    assert 0 < np.abs(got - wanted).max() < 0.1 * np.abs(wanted).max()

@@ -7,6 +7,7 @@ import torch
 from condensery.errors import SettingError
 from condensery.networks import native
 from condensery.runtime.device import (
+    check_weights,
     choose_common_dtype,
     choose_device,
     choose_dtype,
@@ -201,3 +202,10 @@ def test_weights_go_back_to_the_system_when_they_are_freed_and_activations_do_no
     weights, activations = map(int, done.stdout.split())
     assert weights >= 60
     assert activations < 10
+
+
+def test_encoders_weights_are_refused_by_the_setting_that_names_them() -> None:
+    with pytest.raises(SettingError, match="encoders run on cuda here") as caught:
+        check_weights("encoder_weights", torch.device("cuda"), "int8")
+    assert caught.value.field == "encoder_weights"
+    check_weights("encoder_weights", torch.device("cuda"), "float")

@@ -16,6 +16,7 @@ from transformers import AutoModel
 
 from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
+from condensery.networks.quantised import can_quantise
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.feeding import PART_TEXTS
@@ -420,3 +421,22 @@ async def test_a_text_too_long_far_down_a_list_is_named_by_its_place(
         await encoder.embed(texts, truncate=False, field="texts")
     assert encoder._batcher.queued_tokens == 0, "what was queued of it is dropped"
     assert (await encoder.embed(texts)).truncated == (2 * PART_TEXTS,)
+
+
+@pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_with_weights_of_8_bits_vectors_are_near_and_the_model_says_so(
+    dtype: torch.dtype, minilm: Any, two_workers: Workers, reference: Reference
+) -> None:
+    encoder = Encoder.load(minilm, two_workers, dtype=dtype, weights="int8")
+    try:
+        assert encoder.info.dtype == f"{str(dtype).removeprefix('torch.')}, weights int8"
+        assert encoder.info.fingerprint == minilm.manifest.fingerprint
+        together = (await encoder.embed(TEXTS)).vectors
+        assert cosines(together, reference.embed(TEXTS)).min() > 0.99
+        assert cosines(together, reference.embed(TEXTS)).mean() > 0.998
+        alone = np.stack([(await encoder.embed([text])).vectors[0] for text in TEXTS])
+        # Rows are rounded one by one, so that neighbours change nothing but the order of sums.
+        assert cosines(together, alone).min() > 0.9995
+    finally:
+        encoder.close()

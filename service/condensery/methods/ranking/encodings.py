@@ -1,11 +1,15 @@
-"""Measure what vectors lose in fewer bytes: recall@10 and nDCG@10 of each encoding."""
+"""Measure what vectors lose in fewer bytes: recall@10 and nDCG@10 of each encoding.
+
+And, with --weights, what those lose whose encoder's own weights are rounded.
+"""
 
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -27,8 +31,14 @@ from condensery.methods.ranking.retrieval import embed, running, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.trainer.arguments import open_model
 from condensery.methods.trainer.reports import bootstrap, command_line
+from condensery.networks.quantised import EncoderWeights
 from condensery.parsers import Parser
-from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+from condensery.runtime.device import (
+    check_weights,
+    choose_device,
+    choose_dtype,
+    prepare_process,
+)
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, shipped_store
@@ -60,6 +70,21 @@ class Form:
     name: str
     encoding: Encoding
     dims: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Vectors of an encoder whose weights are rounded.
+
+    Attributes:
+        weights: To what.
+        queries: (queries, dims), of length 1.
+        passages: (passages, dims), of length 1.
+    """
+
+    weights: EncoderWeights
+    queries: Floats
+    passages: Floats
 
 
 def forms(dims: int, lengths: Sequence[int]) -> list[Form]:
@@ -113,6 +138,7 @@ def measure(
     passages: Floats,
     lengths: Sequence[int] = (),
     *,
+    rounded: Rounded | None = None,
     seed: int = SEED,
 ) -> dict[str, Any]:
     """Measure every form on a set.
@@ -122,28 +148,44 @@ def measure(
         queries: Vectors of its queries, (queries, dims), of length 1.
         passages: Of its passages.
         lengths: To which vectors may be cut.
+        rounded: The same texts' vectors where the encoder's weights are rounded.
         seed: Of the bootstrap.
 
     Returns:
         For each form ``recall@10`` (mean share of a query's judged passages among its ten best),
         ``ndcg@10``, ``kept@10`` (share of float32's ten best that are among its own), bytes of a
         vector, and under ``loss`` float32's figures less its own with 95% intervals, paired over
-        queries.
+        queries. ``weights_*`` are forms by rounded weights, and ``*_queries`` those of them whose
+        passages are by the exact ones, as an index has them that was there before; their
+        ``cosine`` is to the exact vectors, the least and the mean.
     """
     dims = queries.shape[1]
-    columns = _columns_of(ranking_set, queries, passages, forms(dims, lengths))
+    exact = Form(EXACT, EXACT, dims)
+    tried = [(form, queries, passages) for form in forms(dims, lengths)]
+    if rounded is not None:
+        name = f"weights_{rounded.weights}"
+        tried += [
+            (Form(name, EXACT, dims), rounded.queries, rounded.passages),
+            (Form(f"{name}_queries", EXACT, dims), rounded.queries, passages),
+        ]
+    columns = _columns_of(ranking_set, tried)
     figures: dict[str, Any] = {}
-    for form in forms(dims, lengths):
+    for form, *_ in tried:
         own = columns[form.name]
         means = zip(MEASURES, own.mean(axis=0), strict=True)
         figures[form.name] = {
             "bytes": len(encode(_unit(passages[:1, : form.dims]), form.encoding).tobytes()),
             **{name: round(float(mean), 4) for name, mean in means},
         }
-        if form.name != EXACT:
+        if form != exact:
             figures[form.name]["loss"] = _loss(columns[EXACT], own, seed)
     for encoding, like in SAME.items():
         figures[encoding] = {"same_as": like}
+    if rounded is not None:
+        both = np.concatenate([queries, passages])
+        cosines = (both * np.concatenate([rounded.queries, rounded.passages])).sum(axis=1)
+        pair = [round(float(cosine), 5) for cosine in (cosines.min(), cosines.mean())]
+        figures[name]["cosine"] = pair
     over = float((np.abs(passages) > int8_range(dims)).mean())
     return {
         "queries": len(ranking_set.queries),
@@ -157,13 +199,18 @@ def measure(
 
 
 def _columns_of(
-    ranking_set: RankingSet, queries: Floats, passages: Floats, tried: Sequence[Form]
+    ranking_set: RankingSet, tried: Sequence[tuple[Form, Floats, Floats]]
 ) -> dict[str, Wide]:
-    """Return each query's measures by form; the first form is what the others are kept of."""
+    """Return each query's measures by form; the first form is what the others are kept of.
+
+    Args:
+        ranking_set: The set.
+        tried: Forms, and the queries' and passages' vectors that go through each.
+    """
     names = [passage.id for passage in ranking_set.passages]
     columns: dict[str, Wide] = {}
     exact: list[set[str]] = []
-    for form in tried:
+    for form, queries, passages in tried:
         places = nearest(queries, passages, form)
         hits = {
             query: [names[i] for i in row]
@@ -224,6 +271,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_sets(parser, seed=SEED)
     parser.add_argument("--workers", type=int, default=1, help="threads of one each on a CPU")
     parser.add_argument(
+        "--weights",
+        choices=get_args(EncoderWeights),
+        default="float",
+        help="what the encoder's weights are held as, measured beside the exact ones (%(default)s)",
+    )
+    parser.add_argument(
         "--publish", action="store_true", help="put it into the model's report: a new version"
     )
     words = sys.argv[1:] if argv is None else list(argv)
@@ -236,8 +289,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     stored = open_model(store, args.model, "encoder")
     device = choose_device(args.device)
     dtype = choose_dtype(device, args.dtype)
+    weights: EncoderWeights = args.weights
+    check_weights("weights", device, weights)
     part = {}
-    with torch.inference_mode(), running(stored, args.workers, device, dtype) as encoder:
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())
+        encoder = stack.enter_context(running(stored, args.workers, device, dtype))
+        coarse = None
+        if weights != "float":
+            coarse = stack.enter_context(running(stored, args.workers, device, dtype, weights))
         about = {
             "fingerprint": encoder.info.fingerprint,
             "dtype": encoder.info.dtype,
@@ -250,11 +310,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 len(ranking_set.passages),
                 len(ranking_set.queries),
             )
-            vectors = vectors_of(encoder, ranking_set)
-            part[ranking_set.name] = {
-                **measure(ranking_set, *vectors, encoder.info.dimensions, seed=args.seed),
-                **about,
-            }
+            vectors, rounded = vectors_of(encoder, ranking_set), None
+            if coarse is not None:
+                rounded = Rounded(weights, *vectors_of(coarse, ranking_set))
+            lengths = encoder.info.dimensions
+            figures = measure(ranking_set, *vectors, lengths, rounded=rounded, seed=args.seed)
+            part[ranking_set.name] = {**figures, **about}
     sys.stdout.write(write_part({PART: part}, args.out))
     if args.publish:
         new = publish(store, stored, part)

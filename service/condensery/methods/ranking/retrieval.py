@@ -19,6 +19,7 @@ from condensery.errors import EmptyInput, InputError, shorten
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.index.prompts import make_index_prompts, make_older_index_prompts
 from condensery.index.store import IndexStore
+from condensery.networks.quantised import EncoderWeights
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN
@@ -37,7 +38,11 @@ BLOCK = 256  # passages a transaction, and texts embedded at once
 
 @contextmanager
 def running(
-    stored: "StoredModel", count: int, device: torch.device, dtype: torch.dtype
+    stored: "StoredModel",
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: EncoderWeights = "float",
 ) -> Iterator[Encoder]:
     """Run a stored encoder while it is needed, with so many workers.
 
@@ -48,7 +53,7 @@ def running(
     # Nobody else waits: whatever is asked for may queue.
     limits = BatchLimits(queue_seconds=float("inf"))
     try:
-        encoder = Encoder.load(stored, workers, dtype=dtype, limits=limits)
+        encoder = Encoder.load(stored, workers, dtype=dtype, weights=weights, limits=limits)
         try:
             yield encoder
         finally:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.methods.conftest import Stored
 
 from condensery.encodings import Encoding, encode
@@ -12,6 +13,7 @@ from condensery.errors import InputError
 from condensery.methods.ranking import encodings
 from condensery.methods.ranking.retrieval import CorpusPassage
 from condensery.methods.ranking.sets import RankingSet
+from condensery.networks.quantised import can_quantise
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore
 from condensery.values import Floats
@@ -94,6 +96,39 @@ def test_shorter_vectors_are_cut_and_scaled_again() -> None:
     short = passages[:, :8] / np.linalg.norm(passages[:, :8], axis=1, keepdims=True)
     wanted = np.argsort(-(queries[:, :8] @ short.T), axis=1)[:, :10]
     assert np.array_equal(cut, wanted)
+
+
+def test_what_rounded_weights_lose_is_measured_beside_an_index_that_was_there(
+    ranking_set: RankingSet,
+) -> None:
+    queries, passages = units(8, 1), units(60, 2)
+    others = encodings.Rounded("int8", units(8, 3), passages)
+    forms = encodings.measure(ranking_set, queries, passages, rounded=others)["forms"]
+    # The same passages either way here, so that both forms are asked the same.
+    both = forms["weights_int8"], forms["weights_int8_queries"]
+    cosines = (np.concatenate([queries, passages]) * np.concatenate([units(8, 3), passages])).sum(1)
+    assert both[0].pop("cosine") == pytest.approx([cosines.min(), cosines.mean()], abs=1e-5)
+    assert both[0] == both[1]
+    ranked = by_hand(units(8, 3), passages, "float32")
+    kept = [
+        len(set(a) & set(b)) / 10
+        for a, b in zip(ranked, by_hand(queries, passages, "float32"), strict=True)
+    ]
+    assert both[0]["kept@10"] == pytest.approx(sum(kept) / 8, abs=1e-4)
+    assert both[0]["bytes"] == 96
+    assert forms["float32"]["kept@10"] == 1
+
+
+@pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
+def test_the_command_measures_rounded_weights(beir: Path, stored: Stored, tmp_path: Path) -> None:
+    stored("bert")
+    out = tmp_path / "part.json"
+    asked = ["--model", "bert", "--store", str(tmp_path / "store"), "--set", str(beir)]
+    encodings.main([*asked, "--dtype", "float32", "--weights", "int8", "--out", str(out)])
+    forms = json.loads(out.read_text())["encodings"]["tiny"]["forms"]
+    least, mean = forms["weights_int8"]["cosine"]
+    assert 0.98 < least < mean < 1
+    assert forms["weights_int8_queries"].keys() == forms["int8"].keys()
 
 
 def test_the_command_measures_a_stored_encoder_and_its_report_says_so(
