@@ -5,10 +5,10 @@ in bf16, and the activation and residual then cost no pass over memory of their 
 multiplies by MKL, which is as fast on an Intel and takes 2.3 times as long on an AMD EPYC: which it
 is here is tried. What reads few rows at a time gains anywhere.
 
-Where a CPU has AVX2 and no AVX512, fp32 is multiplied by a kernel of ours: few rows in 0.4 of the
-time that MKL takes and half of oneDNN's, long lists in 0.9 and 0.8; and where it has AVX512 with
-bf16 but no AMX, bf16 is: few rows in half to 0.7 of oneDNN's time, long lists in the same
-(docs/experiments.md).
+Where a CPU has AVX2 or AVX512, fp32 is multiplied by a kernel of ours: few rows in 0.35 to 0.75 of
+the time that MKL takes and half to 0.75 of oneDNN's, long lists in 0.75 to 0.9 and 0.8 to 1 (of
+AMDs; no Intel was tried); and where it has AVX512 with bf16 but no AMX, bf16 is: few rows in half
+to 0.7 of oneDNN's time, long lists in the same (docs/experiments.md).
 """
 
 import time

@@ -3,8 +3,8 @@
  * Attention of one query row a sequence to its own keys and values in a cache, for which torch has
  * no operation; attention of whole sequences that lie end to end, in bf16; the rounding of rows to
  * 8 bits, before and after a product of integers; norms; and rotary positions, on the way to a
- * cache. And products in fp32 where there is AVX2 alone, and in bf16 where there is AVX512 with it,
- * which torch's libraries do badly for few rows.
+ * cache. And products: in fp32 by AVX2 or AVX512, in bf16 and of 8 bits where AVX512 has them, which
+ * torch's libraries do badly for few rows.
  *
  * Numbers are fp32 inside. Each row is computed by itself, so that none depends on what else is in
  * a step.
@@ -89,11 +89,12 @@ INLINE void softmax(float *scores, int64_t count) {
 /* No compiler makes products of pairs in bf16 from loops like those above: here they are written
  * out, for AVX512. */
 #if WIDE_KERNELS
+#define WIDE __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 #define INTS __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define DOTS                                                                                    \
     __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")))
 
-INTS INLINE void narrow_all(__m512 value, uint16_t *to) {
+WIDE INLINE void narrow_all(__m512 value, uint16_t *to) {
     __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
     bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
@@ -298,8 +299,19 @@ DOTS static void attend_by_dots(const uint16_t *query, const uint16_t *keys,
 /* Else the sums would be an array in memory. */
 #define EACH(row, count) _Pragma("GCC unroll 12") for (int row = 0; row < (count); row++)
 
-/* WIDE_TILE: rows at a time in bf16 or codes, with AVX512. */
-enum { PANEL = 16, HALF = PANEL / 2, WIDE_TILE = 12, BLOCK_BYTES = 192 << 10 };
+/* Rows at a time with AVX512: WIDE_TILE, or in fp32 FLOAT_TILE, where rows of 4 KB are common: those
+ * all want the same eight places of the first cache, and twelve of them evict each other. Up to
+ * UNAIDED rows pass over weights so fast that the CPU asks ahead by itself, and asking it as well
+ * takes a tenth to a fifth longer; of more, in one tile, AHEAD bytes are. */
+enum {
+    PANEL = 16,
+    HALF = PANEL / 2,
+    WIDE_TILE = 12,
+    FLOAT_TILE = 8,
+    UNAIDED = 4,
+    AHEAD = 8 << 10,
+    BLOCK_BYTES = 192 << 10
+};
 
 FMA INLINE __m256 all(float value) {
     return _mm256_set1_ps(value);
@@ -402,11 +414,16 @@ FMA INLINE void multiply_rows(int64_t rows, int panels, const float *inputs, int
         switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
 
+/* What is multiplied: fp32 inputs by floats or codes in panels of 16 outputs (AVX2); or by AVX512, in
+ * panels of 32, pairs in bf16, floats, or codes of both. */
+enum kind { NARROW, PAIRS, FLOATS, CODES };
+
 /* A product, in as many parts as there are threads; each thread takes the next that is left.
- * words: of bf16 or codes, so many of 32 bits has a row of inputs; of fp32 0. bf16: whether residual
- * and output are that. sizes: of the rows whose inputs are codes; zeros: what an output's sum is for
- * a row of code 0, 128. */
+ * words: so many of 32 bits has a row of inputs. bf16: whether residual and output are that.
+ * sizes: of the rows whose inputs are codes; zeros: what an output's sum is for a row of code 0,
+ * 128. */
 struct product {
+    enum kind kind;
     const void *inputs, *panels;
     const float *scales, *bias, *sizes;
     const int32_t *zeros;
@@ -415,8 +432,13 @@ struct product {
     int64_t bf16, words, rows, width, outputs, gelu, parts, taken;
 };
 
+INLINE int64_t tile_of(const struct product *all) {
+    return all->kind == NARROW ? TILE : all->kind == FLOATS ? FLOAT_TILE : WIDE_TILE;
+}
+
 /* The sums of so many rows, at most WIDE_TILE, and a panel: 24 of the 32 registers, stored at the
- * end. `multiply` takes four bytes of a row in all lanes, and as many of each output. */
+ * end. `multiply` takes four bytes of a row in all lanes, and as many of each output. lines: of the
+ * cache, that are asked for ahead at each step. */
 #define SUM_UP(rows, lines, multiply)                                                          \
     do {                                                                                        \
         __m512i all[WIDE_TILE][2];                                                              \
@@ -424,7 +446,7 @@ struct product {
         for (int64_t k = 0; k < words; k++) {                                                   \
             __m512i left = _mm512_loadu_si512(panel + k * SPAN);                                \
             __m512i right = _mm512_loadu_si512(panel + k * SPAN + LANES);                       \
-            _mm_prefetch(next + k * pace, _MM_HINT_T1);                                         \
+            if (lines > 0) _mm_prefetch(next + k * pace, _MM_HINT_T1);                          \
             if (lines == 2) _mm_prefetch(next + k * pace + 64, _MM_HINT_T1);                    \
             EACH(r, rows) {                                                                     \
                 __m512i input = _mm512_set1_epi32((int32_t)inputs[r * words + k]);              \
@@ -434,10 +456,12 @@ struct product {
         }                                                                                       \
         EACH(r, rows) EACH(c, 2) _mm512_storeu_si512(sums + r * SPAN + c * LANES, all[r][c]);   \
     } while (0)
+typedef void sums_of(int64_t rows, int64_t lines, const uint32_t *inputs, int64_t words,
+                     const uint32_t *panel, const char *next, int64_t pace, int32_t *sums);
 /* Each number of rows by code of its own. */
 #define SUM_ROWS(count, multiply)                                                              \
     case count:                                                                                 \
-        if (lines == 2) SUM_UP(count, 2, multiply);                                             \
+        if (lines == 2) SUM_UP(count, (count > UNAIDED ? 2 : 0), multiply);                     \
         else SUM_UP(count, 1, multiply);                                                        \
         break;
 #define SUMS_OF(name, kind, multiply)                                                          \
@@ -456,11 +480,16 @@ DOTS INLINE __m512i add_pairs(__m512i sum, __m512i inputs, __m512i weights) {
     return (__m512i)_mm512_dpbf16_ps((__m512)sum, (__m512bh)inputs, (__m512bh)weights);
 }
 
+WIDE INLINE __m512i add_floats(__m512i sum, __m512i inputs, __m512i weights) {
+    return (__m512i)_mm512_fmadd_ps((__m512)inputs, (__m512)weights, (__m512)sum);
+}
+
 SUMS_OF(sum_pairs, DOTS, add_pairs)
+SUMS_OF(sum_floats, WIDE, add_floats)
 SUMS_OF(sum_codes, INTS, _mm512_dpbusd_epi32)
 
 /* Sums of a tile, (rows, 32), to outputs from `row` and `first` on. */
-INTS static void finish_tile(const struct product *all, const int32_t *sums, int64_t rows,
+WIDE static void finish_tile(const struct product *all, const int32_t *sums, int64_t rows,
                              int64_t row, int64_t first) {
     for (int64_t d = first; d < first + SPAN; d += LANES, sums += LANES) {
         __mmask16 there = first_lanes(all->outputs - d);
@@ -504,17 +533,21 @@ INTS static void finish_tile(const struct product *all, const int32_t *sums, int
     }
 }
 
-/* As multiply_part, in bf16 or codes. Meanwhile the next panel comes nearer, spread over the tiles. */
+/* As multiply_part, by AVX512. Meanwhile the next panel comes nearer, spread over the tiles; of one
+ * tile what is next, since the panels are read through. */
 static void wide_part(const struct product *all, int64_t top, int64_t bottom, int64_t left,
                       int64_t right) {
-    int64_t words = all->words, rows = bottom - top;
-    int64_t most = BLOCK_BYTES / (4 * words) / WIDE_TILE * WIDE_TILE;
-    if (most < 4 * WIDE_TILE) most = 4 * WIDE_TILE;
+    int64_t words = all->words, rows = bottom - top, tile = tile_of(all);
+    int64_t most = BLOCK_BYTES / (4 * words) / tile * tile;
+    if (most < 4 * tile) most = 4 * tile;
     int64_t blocks = (rows + most - 1) / most;
     int32_t sums[WIDE_TILE * SPAN];
+    sums_of *sum_up = all->kind == PAIRS    ? sum_pairs
+                      : all->kind == FLOATS ? sum_floats
+                                            : sum_codes;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
-        int64_t tiles = (count + WIDE_TILE - 1) / WIDE_TILE, pace = SPAN * 4 / tiles;
+        int64_t tiles = (count + tile - 1) / tile, pace = SPAN * 4 / tiles;
         for (int64_t n = left; n < right; n += SPAN) {
             const uint32_t *panel = (const uint32_t *)all->panels + n * words;
             for (int64_t t = 0; t < tiles; t++) {
@@ -522,8 +555,8 @@ static void wide_part(const struct product *all, int64_t top, int64_t bottom, in
                 int64_t row = top + start + first, lines = tiles == 1 ? 2 : 1;
                 const uint32_t *inputs = (const uint32_t *)all->inputs + row * words;
                 const char *next = (const char *)(panel + SPAN * words) + t * pace * words;
-                if (all->sizes) sum_codes(own, lines, inputs, words, panel, next, pace, sums);
-                else sum_pairs(own, lines, inputs, words, panel, next, pace, sums);
+                if (tiles == 1) next = (const char *)panel + AHEAD;
+                sum_up(own, lines, inputs, words, panel, next, pace, sums);
                 finish_tile(all, sums, own, row, n);
             }
         }
@@ -572,8 +605,9 @@ FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bo
 FMA static void multiply_parts(void *shared) {
     struct product *all = shared;
     int64_t rows = all->rows, parts = all->parts, outputs = all->outputs;
-    int64_t side = all->words ? SPAN : PANEL, panels = (outputs + side - 1) / side;
-    int by_rows = rows >= 2 * (all->words ? WIDE_TILE : TILE) * parts;
+    int narrow = all->kind == NARROW;
+    int64_t side = narrow ? PANEL : SPAN, panels = (outputs + side - 1) / side;
+    int by_rows = rows >= 2 * tile_of(all) * parts;
     for (;;) {
         int64_t part = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED);
         if (part >= parts) return;
@@ -581,8 +615,8 @@ FMA static void multiply_parts(void *shared) {
         int64_t bottom = by_rows ? rows * (part + 1) / parts : rows;
         int64_t right = by_rows ? outputs : panels * (part + 1) / parts * side;
         if (right > outputs) right = outputs;
-        if (all->words) wide_part(all, top, bottom, left * side, right);
-        else multiply_part(all, top, bottom, left * side, right);
+        if (narrow) multiply_part(all, top, bottom, left * side, right);
+        else wide_part(all, top, bottom, left * side, right);
     }
 }
 
@@ -634,8 +668,8 @@ FMA static void attend_floats(const float *query, const float *keys, const float
 }
 #endif
 
-/* Whether this machine, and the build of this file, have products in fp32, and the machine nothing
- * wider. */
+/* Whether this machine, and the build of this file, have products by AVX2 (NARROW), and the machine
+ * nothing wider. */
 int64_t condensery_has_panels(void) {
 #if WIDE_KERNELS
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -645,29 +679,43 @@ int64_t condensery_has_panels(void) {
 #endif
 }
 
+/* Whether this machine, and the build of this file, have products in fp32 by AVX512 (FLOATS). */
+int64_t condensery_has_floats(void) {
+#if WIDE_KERNELS
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+#else
+    return 0;
+#endif
+}
+
 typedef void (*parallel_of)(void (*)(void *), void *, unsigned, unsigned);
 
-/* output = inputs * weight^T + bias, then exact GELU or + residual; fp32, or all but the bias bf16
- * (condensery_has_dots). inputs: (rows, width). panels: the weight, filled up with 0; in fp32 16
- * outputs side by side, (outputs / 16, width, 16), or, with scales, codes of 8 bits, each times its
- * output's scale (no GELU then); in bf16 pairs of 32 outputs, (outputs / 32, width / 2, 32, 2).
+/* output = inputs * weight^T + bias, then exact GELU or + residual; fp32, or all but the bias bf16.
+ * inputs: (rows, width). kind, and panels, the weight, filled up with 0:
+ *   0, NARROW (condensery_has_panels, or AVX512 as well): 16 outputs side by side in fp32,
+ *      (outputs / 16, width, 16), or, with scales, codes of 8 bits, each times its output's scale
+ *      (no GELU then);
+ *   1, PAIRS (condensery_has_dots): bf16, pairs of 32 outputs, (outputs / 32, width / 2, 32, 2);
+ *   2, FLOATS (condensery_has_floats): 32 outputs in fp32, (outputs / 32, width, 32).
  * scales: (outputs,), filled up to a multiple of 16, or null. bias: (outputs,), residual:
  * (rows, outputs); either may be null. output: (rows, outputs). A row's sums are in the same order
  * whatever rows are beside it. parallel: the GOMP_parallel of torch's own OpenMP, which runs it on
  * so many threads, or on fewer; null: on this one. */
-void condensery_multiply(int64_t bf16, const void *inputs, const void *panels,
+void condensery_multiply(int64_t kind, const void *inputs, const void *panels,
                          const float *scales, const float *bias, const void *residual,
                          void *output, int64_t rows, int64_t width, int64_t outputs, int64_t gelu,
                          int64_t threads, parallel_of parallel) {
 #if WIDE_KERNELS
-    struct product all = {.inputs = inputs, .panels = panels, .scales = scales, .bias = bias,
-                          .residual = residual, .output = output, .bf16 = bf16,
-                          .words = bf16 ? width / 2 : 0, .rows = rows, .width = width,
+    int64_t bf16 = kind == PAIRS;
+    struct product all = {.kind = kind, .inputs = inputs, .panels = panels, .scales = scales,
+                          .bias = bias, .residual = residual, .output = output, .bf16 = bf16,
+                          .words = bf16 ? width / 2 : width, .rows = rows, .width = width,
                           .outputs = outputs, .gelu = gelu, .parts = threads};
     if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
     else multiply_parts(&all);
 #else
-    (void)bf16, (void)inputs, (void)panels, (void)scales, (void)bias, (void)residual, (void)output;
+    (void)kind, (void)inputs, (void)panels, (void)scales, (void)bias, (void)residual, (void)output;
     (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads, (void)parallel;
 #endif
 }
@@ -675,8 +723,7 @@ void condensery_multiply(int64_t bf16, const void *inputs, const void *panels,
 /* Whether this machine, and the build of this file, have products of codes. */
 int64_t condensery_has_ints(void) {
 #if WIDE_KERNELS
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return condensery_has_floats() && __builtin_cpu_supports("avx512vnni");
 #else
     return 0;
 #endif
@@ -693,10 +740,11 @@ int64_t condensery_has_dots(void) {
 }
 
 /* Attention within sequences that lie end to end, in bf16 (condensery_has_dots) or in fp32
- * (condensery_has_panels). query: (rows, heads, size), keys and values: (rows, shared, size), rows so many numbers apart as strides has of the three; output:
- * (rows, heads, size). ends: where each sequence ends. before: of one sequence alone, so many of
- * its keys are before its first query. size: a multiple of 32. longest: the most keys of a
- * sequence, rounded up to a multiple of 32. room: for longest * (size + 9) numbers of 32 bits. */
+ * (condensery_has_panels or _floats). query: (rows, heads, size), keys and values: (rows, shared,
+ * size), rows so many numbers apart as strides has of the three; output: (rows, heads, size).
+ * ends: where each sequence ends. before: of one sequence alone, so many of its keys are before its
+ * first query. size: a multiple of 32. longest: the most keys of a sequence, rounded up to a
+ * multiple of 32. room: for longest * (size + 9) numbers of 32 bits. */
 void condensery_attend_packed(int64_t bf16, const void *query, const void *keys,
                               const void *values, void *output, const int64_t *ends,
                               int64_t sequences, int64_t before, int64_t heads, int64_t shared,
@@ -836,10 +884,10 @@ void condensery_multiply_codes(int64_t bf16, const void *inputs, const float *fa
     float *sizes = room;
     uint8_t *codes = (uint8_t *)(sizes + rows);
     condensery_round(bf16, inputs, factors, codes, sizes, rows, width);
-    struct product all = {.inputs = codes, .panels = panels, .scales = scales, .bias = bias,
-                          .sizes = sizes, .zeros = zeros, .residual = residual, .output = output,
-                          .bf16 = bf16, .words = width / 4, .rows = rows, .width = width,
-                          .outputs = outputs, .gelu = gelu, .parts = threads};
+    struct product all = {.kind = CODES, .inputs = codes, .panels = panels, .scales = scales,
+                          .bias = bias, .sizes = sizes, .zeros = zeros, .residual = residual,
+                          .output = output, .bf16 = bf16, .words = width / 4, .rows = rows,
+                          .width = width, .outputs = outputs, .gelu = gelu, .parts = threads};
     if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
     else multiply_parts(&all);
 #else

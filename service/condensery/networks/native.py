@@ -28,9 +28,10 @@ SOURCE = Path(__file__).with_name("native.c")
 # Nothing of -ffast-math: a NaN must come out of NaN.
 FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("cc", "gcc", "clang")
-# As in the source: of a head, for single rows; keys and numbers, or outputs in bf16, side by side;
-# rows at a time; outputs side by side in fp32.
+# As in the source: of a head, for single rows; keys and numbers, or outputs by AVX512, side by
+# side; rows at a time; outputs side by side by AVX2.
 MOST_SIZE, SPAN, TILE, PANEL = 512, 32, 6, 16
+NARROW, PAIRS, FLOATS = range(3)  # kinds of products, as there
 WORTH_THREADS = 1 << 18  # products of numbers; of fewer, waking a thread takes as long
 FEW_THREADS = 2  # of torch, up to which one thread of ours is done sooner
 
@@ -83,9 +84,10 @@ class Kernels:
 
     Attributes:
         has_dots: Whether this machine has what ``attend_packed`` and ``multiply`` are written in,
-            in bf16 (AVX512).
+            in bf16 (AVX512 with it).
         parallel: Where torch's OpenMP runs a function on several threads; None: nowhere.
         has_panels: Whether it has what they are written in, in fp32 (AVX2), and nothing wider.
+        has_floats: Whether it has what ``multiply`` is written in, in fp32, for AVX512.
         has_ints: Whether it has what ``multiply_codes`` is written in (AVX512 with VNNI).
 
     Raises:
@@ -119,11 +121,13 @@ class Kernels:
             *(self.rms_norm, self.rotate, self.multiply, self.multiply_codes),
         ):
             function.restype = None
-        names = ("dots", "panels", "ints")
+        names = ("dots", "panels", "floats", "ints")
         told = [getattr(loaded, f"condensery_has_{name}") for name in names]
         for function in told:
             function.restype = whole
-        self.has_dots, self.has_panels, self.has_ints = (bool(function()) for function in told)
+        self.has_dots, self.has_panels, self.has_floats, self.has_ints = (
+            bool(function()) for function in told
+        )
         import torch  # noqa: F401  # which makes it known to all
 
         try:
@@ -167,7 +171,13 @@ def has_panels(dtype: "torch.dtype") -> bool:
         return False  # on one thread alone they would be slower than torch's
     if dtype == torch.bfloat16:
         return loaded.has_dots and not torch.cpu._is_amx_tile_supported()
-    return loaded.has_panels and dtype == torch.float32
+    return (loaded.has_panels or loaded.has_floats) and dtype == torch.float32
+
+
+def has_coded_panels() -> bool:
+    """Tell whether ``multiply`` is there for codes of 8 bits: where the CPU has AVX2 alone."""
+    loaded = kernels()
+    return loaded is not None and loaded.parallel is not None and loaded.has_panels
 
 
 def has_ints() -> bool:
@@ -180,18 +190,22 @@ def has_ints() -> bool:
     return loaded.has_ints and not torch.cpu._is_amx_tile_supported()
 
 
-def pack_panels(weight: "Tensor") -> "Tensor":
+def pack_panels(weight: "Tensor", side: int | None = None) -> "Tensor":
     """Return a weight, (out, in), as ``multiply`` reads it, filled up with 0.
 
     Args:
-        weight: fp32 or codes of 8 bits: (out / 16, in, 16). Or bf16, with an even number of inputs:
-            (out / 32, in / 2, 32, 2).
+        weight: fp32: (out / side, in, side). Codes of 8 bits: (out / 16, in, 16). Or bf16, with an
+            even number of inputs: (out / 32, in / 2, 32, 2).
+        side: Of fp32: 32 outputs for AVX512, 16 for AVX2; None: what this CPU has.
     """
     import torch
     from torch.nn import functional as F
 
     half = weight.dtype == torch.bfloat16
-    (outputs, inputs), side = weight.shape, SPAN if half else PANEL
+    (outputs, inputs), loaded = weight.shape, kernels()
+    if side is None:
+        wide = weight.dtype == torch.float32 and loaded is not None and loaded.has_floats
+        side = SPAN if half or wide else PANEL
     missing = -outputs % side
     filled = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # it would copy anyway
     if half:
@@ -235,8 +249,10 @@ def multiply(
     for part, length in ((bias, outputs), (scales, len(panels) * PANEL)):
         assert part is None or (part.dtype == torch.float32 and part.is_contiguous())
         assert part is None or len(part) == length
-    of_weight = (width // 2, SPAN, 2) if half else (width, PANEL)
-    assert panels.shape == (-(-outputs // of_weight[1]), *of_weight)
+    side = panels.shape[2]
+    assert side == PANEL or (side == SPAN and scales is None)
+    of_weight = (width // 2, SPAN, 2) if half else (width, side)
+    assert panels.shape == (-(-outputs // side), *of_weight)
     assert panels.dtype == (inputs.dtype if scales is None else torch.int8)
     assert scales is None or not (gelu or half)
     assert not (half and width % 2)
@@ -251,8 +267,9 @@ def multiply(
     assert loaded is not None
     rows = output.numel() // outputs
     threads = torch.get_num_threads() if rows * width * outputs > WORTH_THREADS else 1
+    kind = PAIRS if half else FLOATS if side == SPAN else NARROW
     loaded.multiply(
-        *(half, inputs.data_ptr(), panels.data_ptr()),
+        *(kind, inputs.data_ptr(), panels.data_ptr()),
         *(None if part is None else part.data_ptr() for part in (scales, bias, residual)),
         *(output.data_ptr(), rows, width, outputs, gelu, threads, loaded.parallel),
     )
@@ -357,7 +374,9 @@ def can_attend_packed(query: "Tensor", key: "Tensor", value: "Tensor") -> bool:
     shared = key.shape[1]
     if loaded is None:
         return False
-    there = {torch.bfloat16: loaded.has_dots, torch.float32: loaded.has_panels}
+    # By AVX2 where there is AVX512 too: of 120 tokens in 0.75 of torch's time, of 256 in the same.
+    floats = loaded.has_panels or loaded.has_floats
+    there = {torch.bfloat16: loaded.has_dots, torch.float32: floats}
     return (
         there.get(query.dtype, False)
         and size % SPAN == 0

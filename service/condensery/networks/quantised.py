@@ -48,7 +48,7 @@ def can_quantise(weights: Weights, device: torch.device) -> bool:
     if weights == "int4":
         return torch.cpu._is_avx512_supported()
     integers = torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
-    return integers or native.has_panels(torch.float32)
+    return integers or native.has_coded_panels()
 
 
 def smallest(dtype: torch.dtype) -> int:
@@ -168,7 +168,7 @@ class Int8(nn.Module):
         self.form = "torch"
         if native.has_ints() and self.in_features % 4 == 0:
             self.form = "quads"
-        elif native.has_panels(torch.float32):
+        elif native.has_coded_panels():
             self.form = "panels"
         factors = None
         if reach is not None and self.form != "panels":  # where inputs stay as they are

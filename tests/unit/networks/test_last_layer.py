@@ -72,7 +72,9 @@ def test_the_last_mlp_reads_the_rows_that_are_wanted_alone(kind: str) -> None:
     with seen(backbone.model) as rows:
         backbone.read(SEQUENCES, pooling="last")
         backbone.read(SEQUENCES, pooling="mean")
-    assert rows == [4, 64]  # 57 tokens, and filler
+    every = backbone.pack([len(ids) for ids in SEQUENCES]).total  # with filler, if it has any
+    assert rows == [4, every]
+    assert every >= 57
 
 
 def test_all_is_computed_where_nothing_says_what_is_wanted() -> None:

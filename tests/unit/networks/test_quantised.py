@@ -40,7 +40,7 @@ def rounded_product(layer: nn.Linear, inputs: torch.Tensor) -> np.ndarray:
     """
     weight, rows = layer.weight.double().detach().numpy(), inputs.double().numpy()
     by_output = np.abs(weight).max(1, keepdims=True) / 127
-    if not native.has_panels(torch.float32):
+    if not native.has_coded_panels():
         by_row = np.abs(rows).max(1, keepdims=True) / 127
         rows = np.floor(rows / by_row + 0.5) * by_row
     bias = 0 if layer.bias is None else layer.bias.double().detach().numpy()
@@ -208,7 +208,7 @@ def test_what_a_device_is_not_for_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert not can_quantise("int4", cuda)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(native, "has_panels", lambda _: False)
+    monkeypatch.setattr(native, "has_coded_panels", lambda: False)
     assert not can_quantise("int8", CPU)
     monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
     assert not can_quantise("int4", CPU)

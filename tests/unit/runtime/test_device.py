@@ -89,9 +89,9 @@ def test_weights_are_rounded_by_themselves_only_where_a_report_says_it_costs_lit
     assert choose_weights(torch.device("cuda"), HALF, "auto", quality) == "float"
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(native, "has_panels", lambda _: False)
+    monkeypatch.setattr(native, "has_coded_panels", lambda: False)
     assert choose_weights(cpu, HALF, "auto", quality) == "float"
-    monkeypatch.setattr(native, "has_panels", lambda _: True)
+    monkeypatch.setattr(native, "has_coded_panels", lambda: True)
     assert choose_weights(cpu, HALF, "auto", quality) == wanted
 
 
@@ -128,7 +128,7 @@ def test_weights_that_a_device_is_not_for_are_refused_by_name(
     cpu = torch.device("cpu")
     for name in ("_is_vnni_supported", "_is_amx_tile_supported", "_is_avx512_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False)
-    monkeypatch.setattr(native, "has_panels", lambda _: False)
+    monkeypatch.setattr(native, "has_coded_panels", lambda: False)
     for setting, needed in (("int8", "AVX2, AVX512-VNNI or AMX"), ("int4", "AVX512")):
         for device in (cpu, torch.device("cuda")):
             with pytest.raises(SettingError, match=needed) as caught:

@@ -108,8 +108,8 @@ def test_every_weight_counts_once_whoever_holds_it() -> None:
 
 def test_weights_that_are_packed_count_as_before() -> None:
     for fp32 in (False, True):
-        dense = Dense.of(nn.Linear(32, 16, bias=False), fp32=fp32)
-        assert weight_bytes([dense]) == {"cpu": 32 * 16 * 4}
+        dense = Dense.of(nn.Linear(16, 32, bias=False), fp32=fp32)  # no panel to be filled up
+        assert weight_bytes([dense]) == {"cpu": 16 * 32 * 4}
 
 
 MAPPED = """
