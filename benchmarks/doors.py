@@ -32,7 +32,7 @@ import grpc
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "loadtests"))
 
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 from servers import Server, serving, workplace
 
 from condensery.atomic_files import write_atomically
@@ -320,7 +320,7 @@ def main() -> int:
     page = render(report)
     print(page)
     if args.out:
-        write_atomically(args.out.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
+        write_atomically(args.out.with_suffix(".json"), raw(report))
         write_atomically(args.out.with_suffix(".md"), page)
     return 0
 

@@ -10,7 +10,6 @@ Writes docs/benchmarks/effir_gpu.json and effir_gpu.md. Needs torch and transfor
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from random_pairs import config_of, fill
-from recording import Recording, tell_command, tell_machine, tell_versions
+from recording import Recording, raw, tell_command, tell_machine, tell_versions
 from transformers import MistralConfig, PreTrainedModel
 
 from condensery.methods.effir.speed import batches
@@ -286,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             named=tell_versions(result),
         )
         # As it goes: a run that its time cuts short leaves what it has.
-        (args.out / "effir_gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+        (args.out / "effir_gpu.json").write_text(raw(result))
         (args.out / "effir_gpu.md").write_text(page)
     sys.stdout.write(page)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recording import Recording, tell_command, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_command, tell_machine, tell_others, tell_versions
 from service import Server, find_port, load, serve
 
 from condensery.methods.ranking.retrieval import titled_text
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         },
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    args.out.with_suffix(".json").write_text(raw(report))
     page = table(report)
     args.out.with_suffix(".md").write_text(page)
     sys.stdout.write(page)

@@ -47,6 +47,7 @@ from recording import (
     Recording,
     busy_seconds,
     cpu_seconds,
+    raw,
     tell_machine,
     tell_others,
     tell_versions,
@@ -87,9 +88,9 @@ go from texts to vectors, tokenising included.
   torch.compile has dynamic shapes and frozen weights, and its compiling is before the rounds. ONNX
   Runtime has no bf16 on a CPU.{missing}
 - {bf16} `condensery` chooses {chosen} by itself on this machine.
-- `condensery int8`, where there is one, is `--encoder-weights int8`: weights and inputs of its
+- condensery int8, where there is one, is `--encoder-weights int8`: weights and inputs of its
   products are rounded to 8 bits, for who asks for it; what a search loses by it is in
-  [encodings](../encodings.md#an-encoder-in-8-bits). No peer's row is in 8 bits.
+  docs/encodings.md. No peer's row is in 8 bits.
 - The cosine is to the vectors of sentence-transformers in fp32, in the same run.
 - `condensery` runs {workers} workers of one thread each, sentence-transformers {threads} threads.
 - Cores: what the contender used while it worked. Foreign cores: what other processes of the
@@ -330,7 +331,7 @@ def main() -> int:
             "tables": tables,
         }
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "encode.json").write_text(json.dumps(report, indent=1) + "\n")
+    (args.out / "encode.json").write_text(raw(report))
     (args.out / "encode.md").write_text(render(report))
     print(render(report))
     return 0

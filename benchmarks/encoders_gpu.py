@@ -14,7 +14,6 @@ tokenizers, and a tokenizer of BERT's kind (--tokenizer, by default that of `osc
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from effir_gpu import flops as decoder_flops
 from effir_gpu import matmul_rate, texts_of, timed
 from encoders_gpu_engine import SIZES, TINY, TOKENS, BertSize, build, engine_rows, whole
-from recording import Recording, tell_machine, tell_versions
+from recording import Recording, raw, tell_machine, tell_versions
 
 from condensery.methods.effir.speed import batches
 from condensery.networks.accounting import DecoderShape
@@ -181,8 +180,8 @@ def main() -> None:
             "rate": rate,
             **recording.about(),
         }
-        whole = json.dumps({**report, "forward": forward, "engine": engine}, indent=1)
-        (args.out / "encoders_gpu.json").write_text(whole + "\n")
+        whole = raw({**report, "forward": forward, "engine": engine})
+        (args.out / "encoders_gpu.json").write_text(whole)
         page = PAGE.format(
             **{key: report[key] for key in ("device", "dtype", "date", "command")},
             machine=tell_machine(report),

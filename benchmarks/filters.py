@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 
 from condensery.index import checks, vectors
 from condensery.index.filters import Filter, read_filter
@@ -307,7 +307,7 @@ def main() -> None:
     print(f"\n{render({part: figures})}")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        args.out.write_text(raw(report))
         args.out.with_suffix(".md").write_text(render(report))
 
 

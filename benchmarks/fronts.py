@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 from service import OURS, RESULTS, ROUTE, SAMPLES, Server, compare, find_port, load, serve
 
 from condensery.store.importing import MINILM, import_minilm
@@ -194,7 +194,7 @@ def main() -> int:
         "results": results,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "fronts.json").write_text(json.dumps(report) + "\n")
+    (args.out / "fronts.json").write_text(raw(report))
     (args.out / "fronts.md").write_text(render(report))
     print(render(report))
     return 0

@@ -16,7 +16,6 @@ Writes docs/benchmarks/generate.json and generate.md.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -46,7 +45,7 @@ from generate_contenders import (
     contend,
 )
 from llama_cpp import missing
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 
 from condensery.networks.accounting import InferenceCosts
 
@@ -297,8 +296,8 @@ def main() -> int:
         "rate": rate / 1e9,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps({**report, **tables}, indent=1)
-    (args.out / "generate.json").write_text(whole + "\n")
+    whole = raw({**report, **tables})
+    (args.out / "generate.json").write_text(whole)
     about = {
         "machine": tell_machine(report),
         "others": tell_others(report),

@@ -9,7 +9,6 @@ llm2comp_gpu.json and llm2comp_gpu.md into docs/benchmarks. Needs torch, transfo
 """
 
 import argparse
-import json
 import random
 import resource
 import statistics
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from random_pairs import config_of
-from recording import Recording, tell_command, tell_machine, tell_versions
+from recording import Recording, raw, tell_command, tell_machine, tell_versions
 
 from condensery.methods.llm2comp.data import ContrastBatch, SplitBatches, TextRows, ViewBatches
 from condensery.methods.llm2comp.network import MemoryNetwork, random_base
@@ -257,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         named=tell_versions(result),
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "llm2comp_gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "llm2comp_gpu.json").write_text(raw(result))
     (args.out / "llm2comp_gpu.md").write_text(page)
     sys.stdout.write(page)
 

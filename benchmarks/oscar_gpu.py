@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from oscar_gpu_report import PAGE, PEAK_BATCH, render, render_memory
 from random_pairs import compress_all, config_of, random_compressor, random_generator, reading_of
-from recording import Recording, tell_machine, tell_versions
+from recording import Recording, raw, tell_machine, tell_versions
 from transformers import LlamaConfig, MistralConfig
 
 from condensery.networks.accounting import CausalPairCost, DecoderShape
@@ -295,7 +295,7 @@ def write(
     tables = "\n\n".join(render(cells, batch, 1e12 * report["peak"]) for batch in shown)
     context = {"machine": tell_machine(report), "versions": tell_versions(report)}
     page = PAGE.format(**(report | context), tables=tables, memory=render_memory(cells))
-    (out / "oscar_gpu.json").write_text(json.dumps({**report, "cells": cells}, indent=1) + "\n")
+    (out / "oscar_gpu.json").write_text(raw({**report, "cells": cells}))
     (out / "oscar_gpu.md").write_text(page)
 
 

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import http.client
-import json
 import statistics
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 from service import MODEL, OURS, RESULTS, find_port, measure, serve, workloads
 
 ONE, TWO = "Ray, 1 replica", "Ray, 2 replicas"
@@ -167,7 +166,7 @@ def main() -> int:
         results = [measure(args, servers, workload) for workload in workloads(args, scratch)]
     report = {**recording.about(), "hops_ms": hops, "results": results}
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "ray_serve.json").write_text(json.dumps(report, indent=1) + "\n")
+    (args.out / "ray_serve.json").write_text(raw(report))
     (args.out / "ray_serve.md").write_text(render(report))
     print(f"wrote {args.out / 'ray_serve.md'}")
     return 0

@@ -12,6 +12,7 @@ Needs nothing but Python, so that it runs where there is little else: of the pac
 no more (`condensery.capacity.machine`), found in the checkout.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -32,6 +33,19 @@ from condensery.capacity.machine import (  # noqa: F401 - found by the line abov
     read_cpu,
     tree_seconds,
 )
+
+
+def raw(report: object) -> str:
+    """Return a report as it is kept: JSON on one line, its numbers to six digits."""
+    return json.dumps(_short(report), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _short(part) for key, part in value.items()}
+    return [_short(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 class Recording:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 
 from condensery.atomic_files import write_atomically
 
@@ -33,7 +33,7 @@ class ResultTable:
         self.rows[key] = dict(row)
         about = self._recording.about()
         content = {"runs": [*self.runs, about], "rows": self.rows}
-        write_atomically(self._out.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
+        write_atomically(self._out.with_suffix(".json"), raw(content))
         head = [
             f"Made on {run['date']} by `{run['command']}` on {tell_machine(run)}; "
             f"{tell_others(run)}; {tell_versions(run)}."

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 
 from condensery.index.store import IndexStore
 from condensery.jobs import indexes, retrieval
@@ -190,7 +190,7 @@ def main() -> None:
         if args.out.exists():
             report = json.loads(args.out.read_text()) | report
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, separators=(",", ":")) + "\n")
+        args.out.write_text(raw(report))
         args.out.with_suffix(".md").write_text(render(report))
 
 

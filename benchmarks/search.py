@@ -10,7 +10,6 @@ Prints a table; with --out every figure is kept in FILE.json, and FILE.md is mad
 """
 
 import argparse
-import json
 import sqlite3
 import statistics
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 
 from condensery.index import bm25
 from condensery.index.store import IndexStore
@@ -137,7 +136,7 @@ def main() -> None:
     print(render(report))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        args.out.write_text(raw(report))
         args.out.with_suffix(".md").write_text(render(report))
 
 

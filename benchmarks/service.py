@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from recording import Recording, busy_seconds, cpu_seconds
+from recording import Recording, busy_seconds, cpu_seconds, raw
 from service_report import render
 
 from condensery.networks.quantised import can_quantise
@@ -356,7 +356,7 @@ def main() -> int:
             "tables": measured,
         }
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "service.json").write_text(json.dumps(report, indent=1) + "\n")
+    (args.out / "service.json").write_text(raw(report))
     (args.out / "service.md").write_text(render(report))
     print(render(report))
     return 0

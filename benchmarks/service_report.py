@@ -18,8 +18,8 @@ in brackets the least and the most of a round.
   in ten lines: a sync endpoint, fp32, default `encode`, one uvicorn worker.
 {infinity}
 - All run with the thread counts that their libraries choose. `condensery` chooses its dtype by
-  itself (bf16 where the CPU multiplies it); `condensery int8` is the same with `--encoder-weights
-  int8`, which rounds what is multiplied ([encodings](../encodings.md#an-encoder-in-8-bits)).
+  itself (bf16 where the CPU multiplies it); condensery int8 is the same with `--encoder-weights
+  int8`, which rounds what is multiplied (docs/encodings.md).
 - Foreign cores: what other processes of the machine used meanwhile, without the load generator; the
   more, the less the figures say. Over the whole run {others}.
 - The load generator, `benchmarks/load_generator.py`, does {generator:,} req/s against a server that
@@ -77,7 +77,7 @@ def render_table(table: Mapping[str, Any]) -> str:
     ]
     int8 = ""
     if any("condensery int8" in row for row in results):
-        int8 = f"; of `condensery int8` {table['least_cosine_int8']:.4f}"
+        int8 = f"; of condensery int8 {table['least_cosine_int8']:.4f}"
     filled = {"rows": "\n".join(rows), "apart": "\n".join(apart), "int8": int8}
     return TABLE.format(**{**table, **filled, "uneven": render_uneven(results)})
 

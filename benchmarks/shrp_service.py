@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from recording import Recording, tell_command, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_command, tell_machine, tell_others, tell_versions
 from shrp_networks import (
     BATCH,
     COMPARED,
@@ -292,7 +292,7 @@ def write(out: Path, result: dict[str, Any], shape: BertShape) -> str:
     out.mkdir(parents=True, exist_ok=True)
     name = f"shrp-{result['size']}{'-cuda' if result['device'] == 'cuda' else ''}"
     written = page(result, shape)
-    (out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / f"{name}.json").write_text(raw(result))
     (out / f"{name}.md").write_text(written)
     return written
 

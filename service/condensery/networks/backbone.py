@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from condensery.errors import CorruptModel
+from condensery.networks import native
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers, reading_norms
 from condensery.networks.dtypes import thread_dtypes
@@ -53,6 +54,12 @@ AGREEMENT = 0.99
 AGREEMENT_ROUNDED = 0.9  # with weights of 8 bits
 
 _loading = threading.Lock()
+
+
+def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
+    """Return to what multiple many rows are rounded up with filler, for products of floats."""
+    as_they_are = device.type != "cpu" or native.has_panels(dtype)
+    return 1 if as_they_are else CPU_ROW_MULTIPLE
 
 
 class Backbone(nn.Module):

@@ -3,8 +3,8 @@
  * Attention of one query row a sequence to its own keys and values in a cache, for which torch has
  * no operation; attention of whole sequences that lie end to end, in bf16; the rounding of rows to
  * 8 bits, before and after a product of integers; norms; and rotary positions, on the way to a
- * cache. And products: in fp32 by AVX2 or AVX512, in bf16 and of 8 bits where AVX512 has them, which
- * torch's libraries do badly for few rows.
+ * cache. And products, which torch's libraries do badly for few rows: in fp32 by AVX2 or AVX512, in
+ * bf16 and of 8 bits where AVX512 has them.
  *
  * Numbers are fp32 inside. Each row is computed by itself, so that none depends on what else is in
  * a step.
@@ -299,9 +299,9 @@ DOTS static void attend_by_dots(const uint16_t *query, const uint16_t *keys,
 /* Else the sums would be an array in memory. */
 #define EACH(row, count) _Pragma("GCC unroll 12") for (int row = 0; row < (count); row++)
 
-/* Rows at a time with AVX512: WIDE_TILE, or in fp32 FLOAT_TILE, where rows of 4 KB are common: those
- * all want the same eight places of the first cache, and twelve of them evict each other. Up to
- * UNAIDED rows pass over weights so fast that the CPU asks ahead by itself, and asking it as well
+/* Rows at a time with AVX512: WIDE_TILE, or in fp32 FLOAT_TILE, where rows of 4 KB are common:
+ * those all want the same eight places of the first cache, and twelve of them evict each other. Up
+ * to UNAIDED rows pass over weights so fast that the CPU asks ahead by itself, and asking it as well
  * takes a tenth to a fifth longer; of more, in one tile, AHEAD bytes are. */
 enum {
     PANEL = 16,
@@ -414,8 +414,8 @@ FMA INLINE void multiply_rows(int64_t rows, int panels, const float *inputs, int
         switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
 
-/* What is multiplied: fp32 inputs by floats or codes in panels of 16 outputs (AVX2); or by AVX512, in
- * panels of 32, pairs in bf16, floats, or codes of both. */
+/* What is multiplied: fp32 inputs by floats or codes in panels of 16 outputs (AVX2); or by AVX512,
+ * in panels of 32, pairs in bf16, floats, or codes of both. */
 enum kind { NARROW, PAIRS, FLOATS, CODES };
 
 /* A product, in as many parts as there are threads; each thread takes the next that is left.
@@ -576,7 +576,8 @@ FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bo
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
         int64_t tiles = (count + TILE - 1) / TILE, pace = tiles < PANEL ? PANEL / tiles : 1;
         for (int64_t n = left, both; n < right; n += (1 + both) * PANEL) {
-            both = all->scales && count <= TILE / 2 && n + 2 * PANEL <= right; /* floats wait for memory */
+            /* Floats wait for memory, one panel or two. */
+            both = all->scales && count <= TILE / 2 && n + 2 * PANEL <= right;
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;
                 int64_t lanes = outputs - n < PANEL ? outputs - n : PANEL;
@@ -876,10 +877,10 @@ BEST void condensery_round(int64_t bf16, const void *inputs, const float *factor
  * and zeros, 128 times the sum of an output's codes. bias: fp32, or null. room: for
  * rows * (width + 4) bytes. parallel: as for condensery_multiply. */
 void condensery_multiply_codes(int64_t bf16, const void *inputs, const float *factors,
-                               const void *panels, const float *scales, const int32_t *zeros, const float *bias,
-                               const void *residual, void *output, int64_t rows, int64_t width,
-                               int64_t outputs, int64_t gelu, int64_t threads,
-                               parallel_of parallel, void *room) {
+                               const void *panels, const float *scales, const int32_t *zeros,
+                               const float *bias, const void *residual, void *output,
+                               int64_t rows, int64_t width, int64_t outputs, int64_t gelu,
+                               int64_t threads, parallel_of parallel, void *room) {
 #if WIDE_KERNELS
     float *sizes = room;
     uint8_t *codes = (uint8_t *)(sizes + rows);

@@ -158,6 +158,12 @@ def takes(rows: "Tensor") -> bool:
     return known and rows.device.type == "cpu" and kernels() is not None
 
 
+def _in_parallel() -> Kernels | None:
+    """Return the kernels if they have torch's threads: on one, products would lose to torch's."""
+    loaded = kernels()
+    return None if loaded is None or loaded.parallel is None else loaded
+
+
 def has_panels(dtype: "torch.dtype") -> bool:
     """Tell whether ``multiply`` is there, and the fastest that this CPU has in a dtype.
 
@@ -166,9 +172,9 @@ def has_panels(dtype: "torch.dtype") -> bool:
     """
     import torch
 
-    loaded = kernels()
-    if loaded is None or loaded.parallel is None:
-        return False  # on one thread alone they would be slower than torch's
+    loaded = _in_parallel()
+    if loaded is None:
+        return False
     if dtype == torch.bfloat16:
         return loaded.has_dots and not torch.cpu._is_amx_tile_supported()
     return (loaded.has_panels or loaded.has_floats) and dtype == torch.float32
@@ -176,18 +182,16 @@ def has_panels(dtype: "torch.dtype") -> bool:
 
 def has_coded_panels() -> bool:
     """Tell whether ``multiply`` is there for codes of 8 bits: where the CPU has AVX2 alone."""
-    loaded = kernels()
-    return loaded is not None and loaded.parallel is not None and loaded.has_panels
+    loaded = _in_parallel()
+    return loaded is not None and loaded.has_panels
 
 
 def has_ints() -> bool:
     """Tell whether ``multiply_codes`` is there, and the fastest that this CPU has."""
     import torch
 
-    loaded = kernels()
-    if loaded is None or loaded.parallel is None:
-        return False
-    return loaded.has_ints and not torch.cpu._is_amx_tile_supported()
+    loaded = _in_parallel()
+    return loaded is not None and loaded.has_ints and not torch.cpu._is_amx_tile_supported()
 
 
 def pack_panels(weight: "Tensor", side: int | None = None) -> "Tensor":

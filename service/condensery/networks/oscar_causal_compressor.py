@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from condensery.networks.attention import PACKED
-from condensery.networks.backbone import CPU_ROW_MULTIPLE
+from condensery.networks.backbone import row_multiple
 from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar_causal_shape import CompressorShape
 from condensery.networks.oscar_interface import Memories, PassageWindow
@@ -82,7 +82,7 @@ class CausalCompressor(nn.Module):
         table = cast(Tensor, words.weight)
         device, shape = table.device, self.shape
         lengths = [self.cost(window) for window in windows]
-        multiple = CPU_ROW_MULTIPLE if device.type == "cpu" else 1
+        multiple = row_multiple(device, table.dtype)
         packing = Packing.of(lengths, dtype=table.dtype, device=device, total_multiple=multiple)
         ids, places = (np.zeros(packing.total, dtype=np.int64) for _ in range(2))
         slots_at: list[np.ndarray[Any, Any]] = []

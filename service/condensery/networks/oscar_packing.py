@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from condensery.networks.backbone import CPU_ROW_MULTIPLE
+from condensery.networks.backbone import row_multiple
 from condensery.networks.oscar_compressor import TEXT, CompressorInput
 from condensery.networks.oscar_shape import BertShape
 from condensery.networks.packing import Packing
+
+FEW_SHAPES = 32  # what the longest passage is rounded up to
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,13 @@ def pack(
     Without a pointer (``pointing``) the slots' last hidden states are all that is read.
     """
     lengths = [length(pairing, shape) for pairing in pairings]
-    multiple = CPU_ROW_MULTIPLE if device.type == "cpu" else 1
+    multiple = row_multiple(device, dtype)
     packing = Packing.of(lengths, dtype=dtype, device=device, total_multiple=multiple)
     ids, types, places, slots = (np.zeros(packing.total, dtype=np.int64) for _ in range(4))
     slots[:] = TEXT
     longest = max(len(pairing.passage) for pairing in pairings) + 1
-    longest = -(-longest // multiple) * multiple  # products over it come in few shapes too
+    few = FEW_SHAPES if device.type == "cpu" else 1  # the products over it are torch's
+    longest = -(-longest // few) * few
     passage_at = np.full((len(pairings), longest), -1, dtype=np.int64)
     slots_at = np.empty((len(pairings), shape.slots), dtype=np.int64)
     start = 0
