@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recording import Recording, tell_machine, tell_others, tell_versions
+from recording import Recording, raw, tell_machine, tell_others, tell_versions
 
 from condensery.atomic_files import write_atomically
 from condensery.methods.effir.command import main as build
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     whole = {**about, "quality": reports, "speed": timed, "timed": on}
-    record.write_text(json.dumps(whole, indent=1) + "\n")
+    record.write_text(raw(whole))
     context = {
         "versions": tell_versions(about),
         "timed_on": tell_machine(on) if "machine" in on else "a machine that was not noted",

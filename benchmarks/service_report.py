@@ -76,7 +76,7 @@ def render_table(table: Mapping[str, Any]) -> str:
         for row in results
     ]
     int8 = ""
-    if any("condensery int8" in row for row in results):
+    if "least_cosine_int8" in table:
         int8 = f"; of condensery int8 {table['least_cosine_int8']:.4f}"
     filled = {"rows": "\n".join(rows), "apart": "\n".join(apart), "int8": int8}
     return TABLE.format(**{**table, **filled, "uneven": render_uneven(results)})

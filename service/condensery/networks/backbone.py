@@ -47,7 +47,7 @@ ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert
 CPU_ROW_MULTIPLE = 32
 CPU_ROW_MULTIPLE_SMALL = 16
 SMALL_ROWS = 128
-OWN_FORMS = ("panels", "quads")
+OWN_FORMS = {"panels", "quads"}
 # Packed against one by one through transformers' own attention, on random tokens. In bf16 the
 # two differ by rounding (cosine 0.999); a wrong mask or position costs far more.
 AGREEMENT = 0.99
@@ -69,6 +69,7 @@ class Backbone(nn.Module):
         model: A transformers base model, in the device and dtype it will run in.
 
     Attributes:
+        rounded: Whether some of its products are rounded to 8 bits.
         extra_tokens: Positions that it puts after each sequence, beside the tokens it is given.
     """
 
@@ -83,7 +84,9 @@ class Backbone(nn.Module):
         self.device: torch.device = model.device
         self.position_offset = config.pad_token_id + 1 if config.model_type in ROBERTA_LIKE else 0
         products = (part for part in model.modules() if isinstance(part, Dense | Int8))
-        self._rows_as_they_are = any(part.form in OWN_FORMS for part in products)
+        forms = {part.form for part in products}
+        self._rows_as_they_are = bool(forms) and forms <= OWN_FORMS
+        self.rounded = any(isinstance(part, Int8) for part in model.modules())
 
     def pack(self, lengths: Sequence[int]) -> Packing:
         """Lay out sequences of these lengths for this device and dtype."""
@@ -304,7 +307,7 @@ def run_packed(
             for length in (5, 33, 16)
         )
     ]
-    watched = [] if weights == "float" else reading_norms(model)
+    watched = {} if weights == "float" else reading_norms(model)
     with torch.inference_mode(), watching(watched) as reach:
         alone = [_alone(model, ids, both_ways=both_ways) for ids in probes]
     try:
@@ -324,9 +327,10 @@ def run_packed(
     # Not `<`: a NaN must be refused as well.
     if not agreement >= (AGREEMENT if weights == "float" else AGREEMENT_ROUNDED):
         rounded = "" if weights == "float" else f", its weights in {weights},"
+        advice = "" if weights == "float" else "; it runs with its weights as floats"
         raise CorruptModel(
             f"a {kind!r} model{rounded} gives other numbers packed than alone "
-            f"(cosine {agreement:.3f})"
+            f"(cosine {agreement:.3f}){advice}"
         )
     return backbone
 

@@ -27,10 +27,7 @@ def fuse_layers(model: nn.Module, products: Products = Dense) -> bool:
         model: Replaced in place.
         products: Makes the layers' products.
     """
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "model_type", None) not in FAMILY or config.is_decoder:
-        return False
-    if getattr(config, "position_embedding_type", "absolute") != "absolute":
+    if not _is_bert(model):
         return False
     encoder: Any = model.get_submodule("encoder")
     encoder.layer = nn.ModuleList(
@@ -40,17 +37,34 @@ def fuse_layers(model: nn.Module, products: Products = Dense) -> bool:
     return True
 
 
-def reading_norms(model: nn.Module) -> list[nn.Linear]:
+def _is_bert(model: nn.Module) -> bool:
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "model_type", None) not in FAMILY or config.is_decoder:
+        return False
+    return bool(getattr(config, "position_embedding_type", "absolute") == "absolute")
+
+
+def reading_norms(model: nn.Module) -> dict[nn.Module, nn.Linear]:
     """Return those linear layers of a BERT-like encoder's that read what a norm gave.
 
     Of a norm the same few numbers reach far whatever the text; behind an activation they are others
     from text to text, and so nothing to go by.
+
+    Returns:
+        Each by a module that has its input: a whole layer for that of its queries, which experts'
+        are not asked for by themselves. Of another network none.
     """
-    return [
-        part
-        for name, part in model.named_modules()
-        if isinstance(part, nn.Linear) and name.endswith((".query", "intermediate.dense"))
-    ]
+    reading: dict[nn.Module, nn.Linear] = {}
+    if not _is_bert(model):
+        return reading
+    encoder: Any = model.get_submodule("encoder")
+    for layer in encoder.layer:
+        for name, part in layer.named_modules():
+            if name.endswith(".query"):
+                reading[layer] = part
+            elif name == "intermediate.dense":
+                reading[part] = part
+    return reading
 
 
 class PackedLayer(nn.Module):

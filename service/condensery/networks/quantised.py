@@ -10,7 +10,7 @@ Source of rounding groups of weights: Dettmers and Zettlemoyer, arXiv:2212.09720
 inputs row by row: Yao et al., arXiv:2206.01861, section 3.2.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Literal, Protocol, runtime_checkable
 
@@ -122,21 +122,25 @@ class RoundedProducts:
 
 
 @contextmanager
-def watching(linears: Iterable[nn.Linear]) -> Iterator[Mapping[nn.Module, Tensor]]:
+def watching(reading: Mapping[nn.Module, nn.Linear]) -> Iterator[Mapping[nn.Module, Tensor]]:
     """Note how far the inputs of linear layers reach while this is open.
+
+    Args:
+        reading: The layers, each by a module whose first input is theirs.
 
     Yields:
         By layer, the largest size of each input so far, fp32, (in,).
     """
     reach: dict[nn.Module, Tensor] = {}
 
-    def note(linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        own = inputs[0].detach().float().reshape(-1, inputs[0].shape[-1]).abs().amax(dim=0)
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        linear = reading[module]
+        own = inputs[0].detach().float().flatten(0, -2).abs().amax(dim=0)
         reach[linear] = torch.maximum(reach[linear], own) if linear in reach else own
 
     with ExitStack() as stack:
-        for linear in linears:
-            stack.callback(linear.register_forward_pre_hook(note).remove)
+        for module in reading:
+            stack.callback(module.register_forward_pre_hook(note).remove)
         yield reach
 
 

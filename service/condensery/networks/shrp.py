@@ -307,7 +307,7 @@ class FusedExpertLayer(PackedLayer):
 
     Args:
         layer: As it was trained.
-        products: Makes its products; which expert a sequence takes is computed exactly.
+        products: Makes its products, but for the gate's, which are exact.
     """
 
     def __init__(self, layer: ExpertLayer, products: Products = Dense) -> None:

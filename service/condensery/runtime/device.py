@@ -142,16 +142,16 @@ def check_weights(field: str, device: torch.device, setting: Weights) -> None:
     """Check that a device is for such weights.
 
     Args:
-        field: The setting's name, "encoder_weights" or "generator_weights".
+        field: The setting's name; "generator_weights" are generators', others encoders'.
 
     Raises:
         SettingError: It is not.
     """
     if not can_quantise(setting, device):
-        needed = "AVX2, AVX512-VNNI or AMX" if setting == "int8" else "AVX512"
-        who = field.removesuffix("_weights")
+        needed = "AVX512-VNNI, AMX or AVX2 alone" if setting == "int8" else "AVX512"
+        who = "generators" if field == "generator_weights" else "encoders"
         raise SettingError(
-            f"{field}={setting!r} is for a CPU with {needed}, and {who}s run on {device} here",
+            f"{field}={setting!r} is for a CPU with {needed}, and {who} run on {device} here",
             field=field,
             value=setting,
         )

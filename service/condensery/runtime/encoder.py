@@ -61,7 +61,7 @@ def describe_model(
             f"{manifest.name}: max_tokens is {manifest.max_tokens}, but the network has "
             f"only {backbone.longest} positions"
         )
-    rounded = "" if files.weights == "float" else f", weights {files.weights}"
+    rounded = f", weights {files.weights}" if backbone.rounded else ""
     return ModelInfo(
         id=manifest.name,
         kind=manifest.kind,

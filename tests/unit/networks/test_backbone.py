@@ -176,6 +176,8 @@ def test_a_model_that_8_bits_are_too_few_for_is_refused(
 def test_what_reaches_far_behind_a_norm_leaves_the_rest_of_a_row_its_steps(
     bert: PreTrainedModel, tmp_path: Path
 ) -> None:
+    if native.has_coded_panels():
+        pytest.skip("inputs are not rounded there")
     with torch.no_grad():
         for norm in (
             bert.embeddings.LayerNorm,
@@ -193,12 +195,10 @@ def test_what_reaches_far_behind_a_norm_leaves_the_rest_of_a_row_its_steps(
     wanted = alone(bert).clone()
     wanted[:, 3] = 0  # which is nearly the same everywhere, and most of the cosine
     nearest = {}
-    for name, reach in (("known", watching), ("not known", lambda _: watching([]))):
+    for name, reach in (("known", watching), ("not known", lambda _: watching({}))):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("condensery.networks.backbone.watching", reach)
             got = load_backbone(tmp_path, weights="int8").read(SEQUENCES)[0][:78].clone()
         got[:, 3] = 0
         nearest[name] = torch.cosine_similarity(got, wanted).min().item()
-    if native.has_panels(torch.float32) and not native.has_ints():
-        return  # inputs are not rounded there
     assert 1 - nearest["known"] < 0.2 * (1 - nearest["not known"])

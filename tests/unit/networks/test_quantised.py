@@ -220,3 +220,31 @@ def test_dense_of_4_bits_is_packed_where_others_are() -> None:
     many = Int4(linear().weight, None).many
     assert isinstance(many, Dense)
     assert many.form == form_of(linear().weight, fp32=True)
+
+
+@int8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ours", [True, False])
+def test_inputs_that_reach_far_leave_the_others_their_steps(
+    ours: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native.has_coded_panels():
+        pytest.skip("inputs are not rounded there")
+    if not ours:  # as with AMX
+        monkeypatch.setattr(native, "has_ints", lambda: False)
+    layer, inputs = linear(), torch.randn(20, IN)
+    inputs[:, 5] *= 100
+    with torch.no_grad():
+        layer.weight[:, 5] *= 0.01
+    inputs = inputs.to(dtype)
+    with torch.inference_mode():
+        exact = layer(inputs.float())
+        plain, scaled = (
+            Int8(layer.weight, layer.bias, reach=reach)(inputs).float() - exact
+            for reach in (None, inputs.float().abs().amax(0))
+        )
+        assert scaled.norm() < 0.3 * plain.norm()
+        inputs[3, 7] = torch.nan
+        again = Int8(layer.weight, layer.bias, reach=torch.ones(IN))(inputs)
+    assert again[3].isnan().all()
+    assert again[[0, 1, 2, 4]].isfinite().all()

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from condensery.errors import CorruptModel
+from condensery.networks import native
 from condensery.networks.backbone import load_backbone, load_classifier, load_transformer
 from condensery.networks.bert import FusedLayer
 from condensery.networks.classifier import run_classifier
@@ -208,6 +209,8 @@ def test_experts_products_are_rounded_and_what_chooses_between_them_is_not(
     for layer in experts:
         assert isinstance(layer.projections, Int8)
         assert isinstance(layer.expander, Int8)
+        assert (layer.projections.factors is None) == native.has_coded_panels()
+        assert layer.expander.factors is None
         assert layer.gate is None or isinstance(layer.gate, Dense)
     rows, packing = backbone.read(TEXTS)
     for row, (first, ids) in enumerate(zip(packing.starts.tolist(), TEXTS, strict=True)):

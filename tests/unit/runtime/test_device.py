@@ -129,7 +129,7 @@ def test_weights_that_a_device_is_not_for_are_refused_by_name(
     for name in ("_is_vnni_supported", "_is_amx_tile_supported", "_is_avx512_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False)
     monkeypatch.setattr(native, "has_coded_panels", lambda: False)
-    for setting, needed in (("int8", "AVX2, AVX512-VNNI or AMX"), ("int4", "AVX512")):
+    for setting, needed in (("int8", "AVX512-VNNI, AMX or AVX2 alone"), ("int4", "AVX512")):
         for device in (cpu, torch.device("cuda")):
             with pytest.raises(SettingError, match=needed) as caught:
                 choose_weights(device, HALF, setting, MEASURED)
@@ -209,3 +209,5 @@ def test_encoders_weights_are_refused_by_the_setting_that_names_them() -> None:
         check_weights("encoder_weights", torch.device("cuda"), "int8")
     assert caught.value.field == "encoder_weights"
     check_weights("encoder_weights", torch.device("cuda"), "float")
+    with pytest.raises(SettingError, match=r"weights='int8' is for a CPU .* and encoders run on"):
+        check_weights("weights", torch.device("cuda"), "int8")

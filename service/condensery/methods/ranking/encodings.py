@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from condensery.capacity.machine import kind_of, read_cpu
 from condensery.encodings import (
     BINARY_ENCODINGS,
     ENCODINGS,
@@ -156,8 +157,8 @@ def measure(
         ``ndcg@10``, ``kept@10`` (share of float32's ten best that are among its own), bytes of a
         vector, and under ``loss`` float32's figures less its own with 95% intervals, paired over
         queries. ``weights_*`` are forms by rounded weights, and ``*_queries`` those of them whose
-        passages are by the exact ones, as an index has them that was there before; their
-        ``cosine`` is to the exact vectors, the least and the mean.
+        passages are by the exact ones, as an index has them that was there before; the
+        former's ``cosine`` is to the exact vectors, the least and the mean.
     """
     dims = queries.shape[1]
     exact = Form(EXACT, EXACT, dims)
@@ -301,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         about = {
             "fingerprint": encoder.info.fingerprint,
             "dtype": encoder.info.dtype,
+            "cpu": kind_of(read_cpu()[1]),
             "command": command_line("eval encodings", words),
         }
         for ranking_set in sets:
