@@ -17,6 +17,7 @@ from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.quantised import Product
 
+PART = 1024  # words standardised at a time
 QUESTION, PASSAGE = 0, 1  # token types, as the compressor has them
 ANSWER_SHARE = 8  # one in so many of the positions that are known is an answer's
 # Places of passages in a prompt that are told apart, the best first; 0 is what is no passage.
@@ -29,7 +30,9 @@ def standardised(words: Tensor) -> Tensor:
     A generator trained from scratch shares the encoder's table; this gives its rows one scale.
     """
     centred = words.float() - words.float().mean(dim=0, keepdim=True)
-    return centred / centred.pow(2).mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-6)
+    for part in centred.split(PART):  # in a core's cache; as a whole it takes three times as long
+        part.div_(part.pow(2).mean(dim=-1, keepdim=True).sqrt().clamp_min_(1e-6))
+    return centred
 
 
 def llama_config(shape: OscarShape, hidden_size: int) -> LlamaConfig:

@@ -33,6 +33,7 @@ SHORTEST = 1e-3  # least reach that is made use of: what hardly moved in a few t
 GROUP = 32  # weights along a row that share a scale, in 4 bits
 FEW = 4  # rows up to which 4 bits are faster than floats
 ROWS = 16  # of weights, that torch packs together in 4 bits
+PART = 512  # outputs rounded at a time
 
 
 def can_quantise(weights: Weights, device: torch.device) -> bool:
@@ -179,8 +180,7 @@ class Int8(nn.Module):
             factors = (exact.abs().amax(dim=0).clamp_min(TINY) / reach.clamp_min(SHORTEST)).sqrt()
             exact = exact / factors
         self.factors = None if factors is None else nn.Buffer(factors)
-        scales = exact.abs().amax(dim=1).clamp_min(TINY) / 127
-        codes = (exact / scales[:, None]).round_().to(torch.int8)
+        codes, scales = _round_outputs(exact)
         self.bias = None if bias is None else nn.Buffer(bias.detach().float())
         # A plain attribute: an opaque tensor has no state dict and can't be moved.
         if self.form == "quads":
@@ -247,6 +247,21 @@ class Int8(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes, as ``nn.Linear`` does."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def _round_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a weight, (out, in), to codes of -127 to 127; returns those and a code's worth, (out,).
+
+    By parts that stay in a core's cache: a word table as a whole would take fresh memory four
+    times.
+    """
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = weight.new_empty(len(weight))
+    parts = zip(weight.split(PART), codes.split(PART), scales.split(PART), strict=True)
+    for part, own, scale in parts:
+        scale.copy_(part.abs().amax(dim=1).clamp_min_(TINY).div_(127))
+        own.copy_((part / scale[:, None]).round_())
+    return codes, scales
 
 
 def _round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
