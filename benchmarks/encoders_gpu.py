@@ -180,8 +180,8 @@ def main() -> None:
             "rate": rate,
             **recording.about(),
         }
-        whole = raw({**report, "forward": forward, "engine": engine})
-        (args.out / "encoders_gpu.json").write_text(whole)
+        kept = {**report, "forward": forward, "engine": engine}
+        (args.out / "encoders_gpu.json").write_text(raw(kept))
         page = PAGE.format(
             **{key: report[key] for key in ("device", "dtype", "date", "command")},
             machine=tell_machine(report),

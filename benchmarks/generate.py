@@ -296,8 +296,7 @@ def main() -> int:
         "rate": rate / 1e9,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    whole = raw({**report, **tables})
-    (args.out / "generate.json").write_text(whole)
+    (args.out / "generate.json").write_text(raw({**report, **tables}))
     about = {
         "machine": tell_machine(report),
         "others": tell_others(report),

@@ -83,10 +83,10 @@ class Backbone(nn.Module):
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.position_offset = config.pad_token_id + 1 if config.model_type in ROBERTA_LIKE else 0
-        products = (part for part in model.modules() if isinstance(part, Dense | Int8))
+        products = [part for part in model.modules() if isinstance(part, Dense | Int8)]
         forms = {part.form for part in products}
         self._rows_as_they_are = bool(forms) and forms <= OWN_FORMS
-        self.rounded = any(isinstance(part, Int8) for part in model.modules())
+        self.rounded = any(isinstance(part, Int8) for part in products)
 
     def pack(self, lengths: Sequence[int]) -> Packing:
         """Lay out sequences of these lengths for this device and dtype."""
@@ -325,9 +325,10 @@ def run_packed(
     got = packed[: packing.cu_seqlens[-1]].float()
     agreement = nn.functional.cosine_similarity(wanted, got).min().item()
     # Not `<`: a NaN must be refused as well.
-    if not agreement >= (AGREEMENT if weights == "float" else AGREEMENT_ROUNDED):
-        rounded = "" if weights == "float" else f", its weights in {weights},"
-        advice = "" if weights == "float" else "; it runs with its weights as floats"
+    rounds = weights != "float"
+    if not agreement >= (AGREEMENT_ROUNDED if rounds else AGREEMENT):
+        rounded = f", its weights in {weights}," if rounds else ""
+        advice = "; it runs with its weights as floats" if rounds else ""
         raise CorruptModel(
             f"a {kind!r} model{rounded} gives other numbers packed than alone "
             f"(cosine {agreement:.3f}){advice}"

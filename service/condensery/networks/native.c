@@ -576,7 +576,7 @@ FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bo
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
         int64_t tiles = (count + TILE - 1) / TILE, pace = tiles < PANEL ? PANEL / tiles : 1;
         for (int64_t n = left, both; n < right; n += (1 + both) * PANEL) {
-            /* Floats wait for memory, one panel or two. */
+            /* Of floats two at a time gain nothing: they wait for memory. */
             both = all->scales && count <= TILE / 2 && n + 2 * PANEL <= right;
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;

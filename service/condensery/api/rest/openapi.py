@@ -416,7 +416,7 @@ def main() -> None:
     text = json.dumps(plain, ensure_ascii=False, indent=1, separators=(",", ":"))
     # The properties of a schema are a line, and so are the answers of a route.
     lines = re.sub(r"\n {5,}|\n {4}(?=[}\]])", "", text)
-    # Where lines begin says what lies in what, which is for programs, and takes 9 KB.
+    # Programs need no indentation, which would be 9 KB.
     sys.stdout.write(re.sub(r"\n +", "\n", lines) + "\n")
 
 

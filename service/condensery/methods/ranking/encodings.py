@@ -161,7 +161,6 @@ def measure(
         former's ``cosine`` is to the exact vectors, the least and the mean.
     """
     dims = queries.shape[1]
-    exact = Form(EXACT, EXACT, dims)
     tried = [(form, queries, passages) for form in forms(dims, lengths)]
     if rounded is not None:
         name = f"weights_{rounded.weights}"
@@ -178,7 +177,7 @@ def measure(
             "bytes": len(encode(_unit(passages[:1, : form.dims]), form.encoding).tobytes()),
             **{name: round(float(mean), 4) for name, mean in means},
         }
-        if form != exact:
+        if form.name != EXACT:
             figures[form.name]["loss"] = _loss(columns[EXACT], own, seed)
     for encoding, like in SAME.items():
         figures[encoding] = {"same_as": like}
