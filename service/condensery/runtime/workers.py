@@ -183,7 +183,7 @@ class Worker:
         item: What it is doing.
         began: When it began that, seconds of ``time.monotonic``.
         abandoned: It hangs and was replaced: the results it may still give are dropped.
-        source: Where its last item came from.
+        source: Where its last item came from, while that is served.
     """
 
     name: str
@@ -239,6 +239,9 @@ class Workers:
         """Serve ``source`` no more; what it gave out already runs on."""
         with self.changed:
             self._sources.remove(source)
+            for worker in self._members:
+                if worker.source is source:
+                    worker.source = None  # a worker may long be idle: it kept a model's weights
 
     def wake(self, items: int, *, short: bool) -> None:
         """Say that ``items`` have arrived; the caller holds ``changed``."""

@@ -3,6 +3,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -92,6 +93,23 @@ async def test_a_source_that_was_removed_is_asked_no_more() -> None:
     await asyncio.wait_for(ran.wait(), WAIT)
     workers.close()
     assert len(source.jobs) == 1
+
+
+def test_an_idle_worker_holds_no_source_that_was_removed() -> None:
+    workers = Workers(2)
+    source = Queue([])
+    left = weakref.ref(source)
+    ran = [threading.Event(), threading.Event()]
+    source.jobs += [job(event.set) for event in ran]
+    workers.add(source)
+    assert all(event.wait(WAIT) for event in ran)
+    workers.remove(source)
+    del source
+    deadline = time.monotonic() + WAIT
+    while left() is not None and time.monotonic() < deadline:  # a worker has its job in hand still
+        time.sleep(0.01)
+    assert left() is None, "a model that was unloaded would stay in memory"
+    workers.close()
 
 
 def test_short_work_overtakes_long_work_that_runs_already() -> None:
