@@ -138,6 +138,12 @@ class Callers:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def give_up(self, phase: str, ask: Ask, seconds: float) -> None:
+        """On each door, let one caller leave and another's deadline pass after so long."""
+        for door in self.doors:
+            self._send("answer", door, ask, phase, leaves=seconds)
+            self._send("answer", door, replace(ask, seconds=seconds), phase)
+
     def _start(self, kind: str, ask: Ask, phase: str, spoiled: bool) -> None:
         door = self.chance.choice(self.doors)
         fate, leaves = self.chance.random(), None
@@ -145,6 +151,17 @@ class Callers:
             leaves = self.chance.uniform(0, LEAVES_WITHIN)
         elif fate < 2 * self.hurried:
             ask = replace(ask, seconds=self.chance.uniform(*SHORT_DEADLINE))
+        self._send(kind, door, ask, phase, spoiled, leaves)
+
+    def _send(
+        self,
+        kind: str,
+        door: RestDoor | GrpcDoor,
+        ask: Ask,
+        phase: str,
+        spoiled: bool = False,
+        leaves: float | None = None,
+    ) -> None:
         task = asyncio.create_task(self._run_call(kind, door, ask, phase, spoiled, leaves))
         self.sent += 1
         self._tasks.add(task)
