@@ -104,21 +104,19 @@ WIDE INLINE void narrow_all(__m512 value, uint16_t *to) {
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(bits));
 }
 
-/* As `exponential`; the smaller operand of a minimum or maximum is the second where one is NaN. */
-DOTS INLINE __m512 exponential_all(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);
-    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
-    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
-    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
-    __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.3981999507e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(8.3334519073e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(4.1665795894e-2f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.6666665459e-1f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.0000001201e-1f));
-    sum = _mm512_fmadd_ps(_mm512_mul_ps(sum, rest), rest, rest);
-    sum = _mm512_add_ps(sum, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(sum, whole);
+/* As narrow_all, in one operation. */
+DOTS INLINE void narrow_pairs(__m512 value, uint16_t *to) {
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(value));
+}
+
+/* 2 to the power of x, to 3e-6 of itself, which bf16 does not see; NaN stays. */
+DOTS INLINE __m512 two_to(__m512 x) {
+    __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF), sum = _mm512_set1_ps(0.0135341790f);
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.0520114936f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.241442695f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.693003833f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0000026f));
+    return _mm512_scalef_ps(sum, x);
 }
 
 enum { TILE = 6, SPAN = 2 * LANES };
@@ -192,20 +190,20 @@ INLINE uint16_t first_lanes(int64_t count) {
 }
 
 /* A row of scores to weights in bf16 that add up to what is returned; 0 from key `seen` on. */
-DOTS INLINE float weigh(float *scores, int64_t seen, int64_t padded, float scale, uint16_t *to) {
-    __m512 none = _mm512_set1_ps(-INFINITY), highest = none, sums = _mm512_setzero_ps();
+DOTS INLINE float weigh(const float *scores, int64_t seen, int64_t padded, float scale,
+                        uint16_t *to) {
+    __m512 highest = _mm512_set1_ps(-INFINITY), sums = _mm512_setzero_ps();
+    __m512 factor = _mm512_set1_ps(scale * 1.44269504f); /* 2 to the power is nearer than e */
     for (int64_t p = 0; p < padded; p += LANES) {
-        __m512 part = _mm512_mul_ps(_mm512_loadu_ps(scores + p), _mm512_set1_ps(scale));
-        part = _mm512_mask_mov_ps(none, first_lanes(seen - p), part);
-        _mm512_storeu_ps(scores + p, part);
-        highest = _mm512_max_ps(part, highest);
+        __m512 part = _mm512_loadu_ps(scores + p);
+        highest = _mm512_mask_max_ps(highest, first_lanes(seen - p), part, highest);
     }
-    __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(highest));
+    __m512 most = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(highest)), factor);
     for (int64_t p = 0; p < padded; p += LANES) {
-        __m512 part = exponential_all(_mm512_sub_ps(_mm512_loadu_ps(scores + p), most));
+        __m512 part = two_to(_mm512_fmsub_ps(_mm512_loadu_ps(scores + p), factor, most));
         part = _mm512_maskz_mov_ps(first_lanes(seen - p), part);
         sums = _mm512_add_ps(sums, part);
-        _mm256_storeu_si256((__m256i *)(to + p), (__m256i)_mm512_cvtneps_pbh(part));
+        narrow_pairs(part, to + p);
     }
     return _mm512_reduce_add_ps(sums);
 }
@@ -228,8 +226,8 @@ DOTS INLINE void mix_tile(const uint16_t *weights, const uint32_t *values, const
     for (int64_t r = 0; r < TILE; r++) {
         if (r >= rows) break;
         __m512 share = _mm512_set1_ps(1.0f / sums[r]);
-        narrow_all(_mm512_mul_ps(mixed[r][0], share), output + r * stride + d);
-        narrow_all(_mm512_mul_ps(mixed[r][1], share), output + r * stride + d + LANES);
+        narrow_pairs(_mm512_mul_ps(mixed[r][0], share), output + r * stride + d);
+        narrow_pairs(_mm512_mul_ps(mixed[r][1], share), output + r * stride + d + LANES);
     }
 }
 
@@ -488,50 +486,84 @@ SUMS_OF(sum_pairs, DOTS, add_pairs)
 SUMS_OF(sum_floats, WIDE, add_floats)
 SUMS_OF(sum_codes, INTS, _mm512_dpbusd_epi32)
 
-/* Sums of a tile, (rows, 32), to outputs from `row` and `first` on. */
-WIDE static void finish_tile(const struct product *all, const int32_t *sums, int64_t rows,
-                             int64_t row, int64_t first) {
-    for (int64_t d = first; d < first + SPAN; d += LANES, sums += LANES) {
-        __mmask16 there = first_lanes(all->outputs - d);
-        __m512 offsets = _mm512_setzero_ps(), scales = offsets;
-        __m512i zeros = _mm512_setzero_si512();
-        if (all->bias) offsets = _mm512_maskz_loadu_ps(there, all->bias + d);
-        if (all->sizes) {
-            scales = _mm512_loadu_ps(all->scales + d);
-            zeros = _mm512_loadu_si512(all->zeros + d);
-        }
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t place = (row + r) * all->outputs + d;
-            __m512i own = _mm512_loadu_si512(sums + r * SPAN);
-            __m512 sum = (__m512)own;
-            if (all->sizes) {
-                __m512 size = _mm512_mul_ps(_mm512_set1_ps(all->sizes[row + r]), scales);
-                sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(own, zeros)), size);
-            }
-            sum = _mm512_add_ps(sum, offsets);
-            if (all->gelu) {
-                __m256 halves[2] = {_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1)};
-                sum = _mm512_castps256_ps512(gelu_all(halves[0]));
-                sum = _mm512_insertf32x8(sum, gelu_all(halves[1]), 1);
-            }
-            if (all->bf16) {
-                uint16_t output[LANES];
-                if (all->residual) {
-                    const uint16_t *residual = (const uint16_t *)all->residual + place;
-                    __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, residual));
-                    sum = _mm512_add_ps(sum, (__m512)_mm512_slli_epi32(wide, 16));
-                }
-                narrow_all(sum, output);
-                _mm256_mask_storeu_epi16((uint16_t *)all->output + place, there,
-                                         _mm256_loadu_si256((const __m256i *)output));
-                continue;
-            }
-            const float *residual = (const float *)all->residual + place;
-            if (all->residual) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(there, residual));
-            _mm512_mask_storeu_ps((float *)all->output + place, there, sum);
-        }
-    }
+/* As gelu_all, to 4e-5, which bf16 hardly sees: a polynomial and no division take half the time. At
+ * the left end the share is just below 0, so that what is far out becomes 0. */
+WIDE INLINE __m512 gelu_shortened(__m512 x) {
+    static const float shares[] = {3.5694319e-11f,  -3.75405129e-09f, 1.74084818e-07f,
+                                   -4.72487e-06f,   8.42930385e-05f,  -0.00105499267f,
+                                   0.00964302849f,  -0.0660764277f,   0.3987616f};
+    __m512 end = _mm512_set1_ps(4.4f), sum = _mm512_set1_ps(shares[0]);
+    __m512 z = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), end), _mm512_min_ps(end, x));
+    __m512 square = _mm512_mul_ps(z, z);
+    EACH(i, 8) sum = _mm512_fmadd_ps(sum, square, _mm512_set1_ps(shares[i + 1]));
+    sum = _mm512_fmadd_ps(sum, z, _mm512_set1_ps(0.5f));
+    return _mm512_mul_ps(x, _mm512_max_ps(_mm512_setzero_ps(), sum));
 }
+
+/* A row's 16 sums in fp32, with its scale and the bias. */
+WIDE INLINE __m512 sum_at(const struct product *all, const int32_t *sums, int64_t row, __m512 scales,
+                          __m512i zeros, __m512 offsets) {
+    __m512i own = _mm512_loadu_si512(sums);
+    __m512 sum = (__m512)own;
+    if (all->sizes) {
+        __m512 size = _mm512_mul_ps(_mm512_set1_ps(all->sizes[row]), scales);
+        sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(own, zeros)), size);
+    }
+    return _mm512_add_ps(sum, offsets);
+}
+
+/* Sums of a tile, (rows, 32), to outputs in fp32 or bf16, from `row` and `first` on. `each` is done
+ * with a row's 16 sums, those of `there`, for outputs from `place` on. */
+#define FINISHED(name, kind, each)                                                             \
+    kind static void name(const struct product *all, const int32_t *sums, int64_t rows,         \
+                          int64_t row, int64_t first) {                                         \
+        for (int64_t d = first; d < first + SPAN; d += LANES, sums += LANES) {                  \
+            __mmask16 there = first_lanes(all->outputs - d);                                    \
+            __m512 offsets = _mm512_setzero_ps(), scales = offsets;                             \
+            __m512i zeros = _mm512_setzero_si512();                                             \
+            if (all->bias) offsets = _mm512_maskz_loadu_ps(there, all->bias + d);               \
+            if (all->sizes) {                                                                   \
+                scales = _mm512_loadu_ps(all->scales + d);                                      \
+                zeros = _mm512_loadu_si512(all->zeros + d);                                     \
+            }                                                                                   \
+            for (int64_t r = 0; r < rows; r++)                                                  \
+                each(all, sum_at(all, sums + r * SPAN, row + r, scales, zeros, offsets), there, \
+                     (row + r) * all->outputs + d);                                             \
+        }                                                                                       \
+    }
+
+WIDE INLINE void give_floats(const struct product *all, __m512 sum, __mmask16 there,
+                             int64_t place) {
+    if (all->gelu) {
+        __m256 halves[2] = {_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1)};
+        sum = _mm512_castps256_ps512(gelu_all(halves[0]));
+        sum = _mm512_insertf32x8(sum, gelu_all(halves[1]), 1);
+    }
+    const float *residual = (const float *)all->residual + place;
+    if (all->residual) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(there, residual));
+    _mm512_mask_storeu_ps((float *)all->output + place, there, sum);
+}
+
+#define GIVE_PAIRS(name, kind, narrow)                                                         \
+    kind INLINE void name(const struct product *all, __m512 sum, __mmask16 there,               \
+                          int64_t place) {                                                      \
+        uint16_t output[LANES];                                                                 \
+        if (all->gelu) sum = gelu_shortened(sum);                                               \
+        if (all->residual) {                                                                    \
+            const uint16_t *residual = (const uint16_t *)all->residual + place;                 \
+            __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, residual));    \
+            sum = _mm512_add_ps(sum, (__m512)_mm512_slli_epi32(wide, 16));                      \
+        }                                                                                       \
+        narrow(sum, output);                                                                    \
+        _mm256_mask_storeu_epi16((uint16_t *)all->output + place, there,                        \
+                                 _mm256_loadu_si256((const __m256i *)output));                  \
+    }
+
+GIVE_PAIRS(give_pairs, WIDE, narrow_all)
+GIVE_PAIRS(give_pairs_at_once, DOTS, narrow_pairs)
+FINISHED(finish_floats, WIDE, give_floats)
+FINISHED(finish_pairs, WIDE, give_pairs)
+FINISHED(finish_pairs_at_once, DOTS, give_pairs_at_once)
 
 /* As multiply_part, by AVX512. Meanwhile the next panel comes nearer, spread over the tiles; of one
  * tile what is next, since the panels are read through. */
@@ -545,6 +577,10 @@ static void wide_part(const struct product *all, int64_t top, int64_t bottom, in
     sums_of *sum_up = all->kind == PAIRS    ? sum_pairs
                       : all->kind == FLOATS ? sum_floats
                                             : sum_codes;
+    void (*finish_tile)(const struct product *, const int32_t *, int64_t, int64_t, int64_t) =
+        !all->bf16                                 ? finish_floats
+        : __builtin_cpu_supports("avx512bf16") ? finish_pairs_at_once
+                                                   : finish_pairs;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
         int64_t tiles = (count + tile - 1) / tile, pace = SPAN * 4 / tiles;

@@ -195,7 +195,7 @@ def test_products_are_those_of_torch(
     )
     bias = torch.randn(outputs, generator=source)
     # The order of sums differs, each to half a rounding of what was added up; bf16 is rounded to
-    # 2^-9 of itself at the end, once.
+    # 2^-9 of itself at the end, once, and its GELU is a shorter polynomial, to 4e-5.
     atol, rtol = 1e-6 + 4e-7 * width, 2**-8 if half else 1e-6
     packed = native.pack_panels(weight, side)
     plain = F.linear(inputs.double(), weight.double())
@@ -208,7 +208,8 @@ def test_products_are_those_of_torch(
         wanted = plain if offset is None else plain + offset
         wanted = F.gelu(wanted) if bent else wanted
         wanted = wanted if residual is None else wanted + residual
-        torch.testing.assert_close(got.double(), wanted, atol=atol, rtol=rtol)
+        nearly = atol + 4e-5 if half and bent else atol
+        torch.testing.assert_close(got.double(), wanted, atol=nearly, rtol=rtol)
 
 
 @pytest.mark.skipif(not narrow, reason="no compiler when it was installed, or no AVX2")
@@ -254,7 +255,8 @@ def test_a_product_takes_rows_of_any_layout_and_none_hangs_on_its_neighbours(
     wanted = F.gelu(F.linear(inputs.float(), weight.float(), bias))
     # Both are rounded, perhaps to either side of a number in bf16.
     rtol = 2**-7 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(whole, wanted.to(dtype), atol=1e-5, rtol=rtol)
+    atol = 4e-5 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(whole, wanted.to(dtype), atol=atol, rtol=rtol)
     for place in range(5):
         alone = native.multiply(inputs[place, 1], packed, bias, 48, gelu=True)
         assert torch.equal(alone, whole[place, 1])
@@ -292,15 +294,16 @@ def test_products_of_several_threads_are_those_of_one(
 
 
 @products
-def test_gelu_is_exact_where_it_bends_and_far_from_there(dtype: torch.dtype, side: int) -> None:
+def test_gelu_is_torchs_where_it_bends_and_far_from_there(dtype: torch.dtype, side: int) -> None:
     half = dtype == torch.bfloat16
     inputs = torch.cat([torch.linspace(-12, 12, 24_001), torch.tensor([-1e30, 1e30, torch.nan])])
     inputs = inputs.to(dtype)
     one = native.pack_panels(torch.tensor([[1.0, 0.0]]).to(dtype), side)
     got = native.multiply(F.pad(inputs[:, None], (0, 1)), one, None, 1, gelu=True)[:, 0]
     wanted = F.gelu(inputs.double())
-    rtol = 2**-8 if half else 1e-6
-    torch.testing.assert_close(got.double(), wanted, atol=1.2e-6, rtol=rtol, equal_nan=True)
+    atol, rtol = (4e-5, 2**-8) if half else (1.2e-6, 1e-6)
+    torch.testing.assert_close(got.double(), wanted, atol=atol, rtol=rtol, equal_nan=True)
+    assert got[-3] == 0, "far out nothing is left"
 
 
 @built
