@@ -17,6 +17,7 @@ from condensery.index.index import Index
 from condensery.index.rebuilding import Rebuilding
 from condensery.index.snapshots import Snapshots
 from condensery.metrics import Metrics
+from condensery.threads import do_aside
 from condensery.values import (
     Alias,
     AliasAction,
@@ -80,7 +81,8 @@ class IndexMaintenance:
             LimitReached: There are as many as there may be.
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is left behind.
         """
-        snapshot = self._snapshots.make(self._store.find(name))
+        index = self._store.find(name)
+        snapshot = do_aside(lambda: self._snapshots.make(index))
         self.measure(snapshot.index)
         return snapshot
 

@@ -1,7 +1,7 @@
 """The FAISS cache of an open index: searched by many at once, changed by one, saved at times.
 
 At a start it is loaded as it was saved and brought in line with SQLite, or built from SQLite. What
-takes long is done aside, in threads:
+takes long is done aside, in threads (both of the first let queries go first):
 
 - training, and building a graph: the cache that there is, or a flat one in its place, answers and
   is written to until the new one is ready;
@@ -28,6 +28,7 @@ from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
 from condensery.index.read_write_lock import ReadWriteLock
 from condensery.index.vectors import Cut, VectorCache
+from condensery.threads import lower_priority
 from condensery.values import Floats, IndexSpec
 
 # Called with an event's name and its fields.
@@ -40,8 +41,9 @@ Search = Callable[[Floats, int], tuple[list[int], list[float], bool]]
 # Rows, and their vectors.
 Block = tuple[Rows, Floats]
 
-# Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
-_ADD_BLOCK = 64
+# Vectors added to FAISS between two chances for queries. An HNSW insert takes about 1 ms; to cells
+# FAISS adds from 300 on, or so, two and a half times as many a second as of fewer at a time.
+_ADD_BLOCK = {"hnsw": 64, "ivf_pq": 512, "flat": 512}
 # Of how many passages a graph is built before an index is opened: some seconds of work.
 _BUILT_AT_ONCE = 5_000
 # Bytes of a cache file over which its vectors are searched in it while they are read.
@@ -191,8 +193,7 @@ class VectorIndex:
         if self.cache.added_to_while_searched:
             self.cache.add(rows, vectors)  # which a query's SQLite snapshot does not have
             return
-        for start in range(0, len(rows), _ADD_BLOCK):
-            block = slice(start, start + _ADD_BLOCK)
+        for block in _blocks(len(rows), self.cache):
             with self.write_lock():
                 self.cache.add(rows[block], vectors[block])
 
@@ -297,13 +298,13 @@ class VectorIndex:
         if self._is_saving or self.cache.mapped:
             return
         self._changes_tried, self._save_is_due = self._changes, False
-        cut = self.cache.cut(self._written)
-        saver = threading.Thread(
-            target=self._save,
-            args=(self.cache, cut, self._changes, self._paced_lock()),
-            name="index-save",
-            daemon=True,
-        )
+        work = (self.cache, self.cache.cut(self._written), self._changes, self._paced_lock())
+
+        def save() -> None:
+            lower_priority()
+            self._save(*work)
+
+        saver = threading.Thread(target=save, name="index-save", daemon=True)
         saver.start()
         self._saver = saver
 
@@ -416,6 +417,7 @@ class VectorIndex:
 
     def _make_anew(self) -> None:
         """Fill a cache from SQLite while writes go on, and at the end let nobody write."""
+        lower_priority()
         try:
             with closing(self._open_reader()) as reader:
                 fresh = begin_cache(reader, self._spec)
@@ -456,13 +458,18 @@ class VectorIndex:
             IndexClosed: The index was closed meanwhile.
         """
         for rows, vectors in passages.vectors_after(connection, self._spec.dims, fresh.last_row):
-            for start in range(0, len(rows), _ADD_BLOCK):
+            for block in _blocks(len(rows), fresh):
                 self._check_open()
-                block = slice(start, start + _ADD_BLOCK)
                 fresh.add(rows[block], vectors[block])
             if fresh.needs_training and not whole:
                 return False
         return True
+
+
+def _blocks(rows: int, cache: VectorCache) -> Iterator[slice]:
+    """Yield parts of so many rows, each of as many as are added to a cache at once."""
+    size = _ADD_BLOCK[cache.searched_as]
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True, slots=True)

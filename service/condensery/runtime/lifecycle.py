@@ -30,7 +30,7 @@ from condensery.runtime.loader import (
     self_test,
 )
 from condensery.runtime.queue import NO_METRICS
-from condensery.runtime.workers import lower_priority
+from condensery.threads import lower_priority
 from condensery.store.manifest import BrokenModel, StoredModel
 from condensery.values import (
     ModelInfo,

@@ -8,7 +8,6 @@ with several (``MulticoreThread``).
 import contextlib
 import itertools
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -22,12 +21,11 @@ from typing import Protocol, TypeAlias
 import torch
 
 from condensery.errors import SettingError
+from condensery.threads import lower_priority
 
 Action: TypeAlias = Callable[[], None]
 
 THREADS_DIR = Path("/proc/self/task")  # a folder a thread, where the kernel is Linux
-# Beside a long list, the p95 of single queries is 16 ms with it and 30 to 290 ms without.
-BATCH_NICENESS = 5
 _thread_numbers = itertools.count()
 
 
@@ -153,13 +151,6 @@ class WorkItem:
     def blocks(self) -> bool:
         """Whether a short request should overtake it, where no worker is free."""
         return self.long or self.threads > 1
-
-
-def lower_priority() -> None:
-    """Let the event loop and the express worker go first; costs nothing while they are idle."""
-    if sys.platform == "linux":  # elsewhere it is the whole process that steps back
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + BATCH_NICENESS)
 
 
 class WorkSource(Protocol):
@@ -316,7 +307,7 @@ class Workers:
         if self.device.type == "cpu":
             set_thread_count(1)
             if not worker.express:
-                lower_priority()
+                lower_priority()  # the event loop and the express worker go first
         while (item := self._next(worker)) is not None:
             if item.threads == 1 or not self._multicore.run(item.run, item.threads):
                 item.run()

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sqlite3
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,9 +38,11 @@ from condensery.errors import (
     StorageReadOnly,
 )
 from condensery.index import changes, database
+from condensery.index.index import Index
 from condensery.index.snapshots import _hash
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
+from condensery.threads import NICENESS
 from condensery.values import AliasAction, IndexCaps, IndexSpec, Snapshot
 
 
@@ -67,6 +70,21 @@ def test_a_snapshot_says_what_it_is_and_is_listed(store: IndexStore, data_dir: P
     assert store.maintenance.snapshots("kb").found == (later,)
     with pytest.raises(SnapshotNotFound, match=made.id):
         store.maintenance.get_snapshot("kb", made.id)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities are a process's there")
+def test_a_copy_lets_queries_go_first(store: IndexStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    niceness: list[int] = []
+    copy = Index.copy
+
+    def tell(index: Index, path: Path) -> None:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        copy(index, path)
+
+    monkeypatch.setattr(Index, "copy", tell)
+    make_batch(["a"]).upsert(store)
+    store.maintenance.snapshot("kb")
+    assert niceness == [min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS)]
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])

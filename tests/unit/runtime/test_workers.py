@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from condensery.errors import SettingError
-from condensery.runtime.workers import BATCH_NICENESS, Workers, WorkItem
+from condensery.runtime.workers import Workers, WorkItem
+from condensery.threads import NICENESS
 
 WAIT = 30.0  # for what must happen, however busy the machine is
 
@@ -221,7 +222,7 @@ def test_who_runs_batches_lets_the_loop_and_the_express_worker_go_first() -> Non
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert niceness == {
         "device-worker-express": own,
-        "device-worker-0": min(19, own + BATCH_NICENESS),
+        "device-worker-0": min(19, own + NICENESS),
     }
 
 
