@@ -197,14 +197,16 @@ def rank(
         vector: The query, (dims,).
         metric: ``ip`` or ``l2``; more is nearer.
     """
-    stored_rows: list[int] = []
-    scores: list[float] = []
+    stored = [np.empty(0, dtype=np.int64)]
+    scores = [np.empty(0, dtype=np.float32)]
     for block, vectors in vector_blocks(connection, len(vector), np.array(rows, dtype=np.int64)):
-        near = vectors @ vector if metric == "ip" else -((vectors - vector) ** 2).sum(axis=1)
-        stored_rows += block.tolist()
-        scores += near.tolist()
-    order = sorted(range(len(stored_rows)), key=lambda place: (-scores[place], stored_rows[place]))
-    return [stored_rows[place] for place in order], [scores[place] for place in order]
+        stored.append(block)
+        scores.append(
+            vectors @ vector if metric == "ip" else -((vectors - vector) ** 2).sum(axis=1)
+        )
+    found, near = np.concatenate(stored), np.concatenate(scores)
+    order = np.lexsort((found, -near))
+    return found[order].tolist(), near[order].tolist()
 
 
 _DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"
@@ -222,15 +224,15 @@ _PASSAGES = (
 
 
 def _unpack(block: Sequence[tuple[int, bytes]], dims: int) -> tuple[Rows, Floats]:
-    for row, vector in block:
-        if len(vector) != dims * 4:
-            raise StorageError(
-                f"Passage row {row} has a vector of {len(vector)} bytes, not {dims * 4}: "
-                "the index is corrupt."
-            )
-    joined = np.frombuffer(b"".join(vector for _, vector in block), dtype=_LITTLE_ENDIAN)
-    rows = np.array([row for row, _ in block], dtype=np.int64)
-    return rows, joined.reshape(len(block), dims).astype(np.float32, copy=False)
+    rows, vectors = zip(*block, strict=True) if block else ((), ())
+    sizes = list(map(len, vectors))
+    if sizes.count(dims * 4) != len(sizes):
+        row, size = next(pair for pair in zip(rows, sizes, strict=True) if pair[1] != dims * 4)
+        raise StorageError(
+            f"Passage row {row} has a vector of {size} bytes, not {dims * 4}: the index is corrupt."
+        )
+    joined = np.frombuffer(b"".join(vectors), dtype=_LITTLE_ENDIAN).reshape(len(rows), dims)
+    return np.array(rows, dtype=np.int64), joined.astype(np.float32, copy=False)
 
 
 def _in(
