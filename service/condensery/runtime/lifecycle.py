@@ -30,8 +30,8 @@ from condensery.runtime.loader import (
     self_test,
 )
 from condensery.runtime.queue import NO_METRICS
-from condensery.threads import lower_priority
 from condensery.store.manifest import BrokenModel, StoredModel
+from condensery.threads import lower_priority
 from condensery.values import (
     ModelInfo,
     ModelLoad,
