@@ -43,7 +43,7 @@ Block = tuple[Rows, Floats]
 
 # Vectors added to FAISS between two chances for queries. An HNSW insert takes about 1 ms; to cells
 # FAISS adds from 300 on, or so, two and a half times as many a second as of fewer at a time.
-_ADD_BLOCK = {"hnsw": 64, "ivf_pq": 512, "flat": 512}
+_ADD_BLOCK = {"hnsw": 32, "ivf_pq": 512, "flat": 512}
 # Of how many passages a graph is built before an index is opened: some seconds of work.
 _BUILT_AT_ONCE = 5_000
 # Bytes of a cache file over which its vectors are searched in it while they are read.

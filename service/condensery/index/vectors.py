@@ -58,6 +58,19 @@ class Cut:
     structure: NDArray[np.uint8]
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Where a cache's vectors are to be, with room for more.
+
+    Attributes:
+        vectors: In a FAISS index, or in ``FlatVectors``.
+        links: A graph's, which FAISS else moves as it grows, while nobody may search.
+    """
+
+    vectors: Any
+    links: Any = None
+
+
 class VectorCache:
     """Vectors under row ids. The caller keeps changes away from searches (``ReadWriteLock``).
 
@@ -202,8 +215,10 @@ class VectorCache:
                     self._put(self._flat_vectors)
         elif not self.approximates and len(self._places) + more > self._room:
             grown = self._copy(lambda block: None, more)  # which queries need not wait for
+            old = self._vectors
             with write_lock():
                 self.take(grown, more)
+            del old, grown  # not before: to free gigabytes takes long
 
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors (rows, dims) under new row ids, to what is not ``mapped``.
@@ -239,7 +254,7 @@ class VectorCache:
             block = slice(start, start + _COPIED)
             # not by indexing, which keeps all other threads of Python waiting
             np.take(source, living[block], axis=0, out=target[block], mode="clip")
-        fresh.take(vectors)
+        fresh.take(Memory(vectors))
         fresh._places.append(self.rows()[living])
         return fresh
 
@@ -339,7 +354,7 @@ class VectorCache:
             cache.mapped, cache._vectors_checksum = True, file.vectors_checksum
         return cache, file.stamp
 
-    def in_memory(self, go_on: Callable[[], None] = lambda: None) -> Any:
+    def in_memory(self, go_on: Callable[[], None] = lambda: None) -> Memory:
         """Return what ``take`` takes: a copy of vectors that are mapped, whose checksum is right.
 
         Args:
@@ -360,7 +375,7 @@ class VectorCache:
             raise CacheUnusable("damaged")
         return fresh
 
-    def read_anew(self, blocks: Iterable[tuple[Rows, Floats]]) -> Any:
+    def read_anew(self, blocks: Iterable[tuple[Rows, Floats]]) -> Memory:
         """Return what ``take`` takes, of vectors that are read elsewhere.
 
         Args:
@@ -374,9 +389,13 @@ class VectorCache:
             target[places[there]] = vectors[there]
         return fresh
 
-    def take(self, vectors: Any, more: int = 0) -> None:
+    def take(self, memory: Memory, more: int = 0) -> None:
         """Go on with vectors in other memory, the same at the same places, with room for more."""
-        self._put(vectors)
+        self._put(memory.vectors)
+        if memory.links is not None:
+            own = self._index.hnsw.neighbors
+            own.owned_data.swap(memory.links)
+            own.resize(own.size())  # and looks where they are
         self.mapped = False
         self._room = _room_for(self._vectors.ntotal + more)
 
@@ -395,7 +414,7 @@ class VectorCache:
             vectors.this.own(True)
         self._vectors = vectors
 
-    def _copy(self, seen: Callable[[Floats], None], more: int = 0) -> Any:
+    def _copy(self, seen: Callable[[Floats], None], more: int = 0) -> Memory:
         """Return a copy of the vectors, a graph's with room for more; ``seen`` gets each block."""
         source = self._matrix()
         fresh, target = self._make_memory(len(source), more)
@@ -405,17 +424,23 @@ class VectorCache:
             seen(target[block])
         return fresh
 
-    def _make_memory(self, count: int, more: int = 0) -> tuple[Any, Floats]:
+    def _make_memory(self, count: int, more: int = 0) -> tuple[Memory, Floats]:
         """Return what ``take`` takes, and its vectors, (count, dims), which are to be written."""
         if self.searched_as == "flat":
             flat = FlatVectors(self.metric, self.dims, count)
-            return flat, flat.matrix
+            return Memory(flat), flat.matrix
         # a graph adds to its vectors by itself, which needs memory of FAISS's own
-        owned = faiss.IndexFlat(self.dims, METRICS[self.metric])
-        owned.codes.resize(4 * self.dims * _room_for(count + more))
-        owned.codes.resize(4 * self.dims * count)  # the room stays
+        owned, room = faiss.IndexFlat(self.dims, METRICS[self.metric]), _room_for(count + more)
+        _resize(owned.codes, 4 * self.dims * count, 4 * self.dims * room)
         owned.ntotal = count
-        return owned, vectors_of(owned, count)
+        own, links = self._index.hnsw.neighbors, faiss.Int32Vector()
+        size = own.size()
+        # as many for each as before, and more, since higher levels' are by chance
+        _resize(links, size, size * room // max(count, 1) + 2 * room)
+        if size:
+            taken, there = (faiss.rev_swig_ptr(numbers.data(), size) for numbers in (links, own))
+            taken[:] = there
+        return Memory(owned, links), vectors_of(owned, count)
 
     def _check_whole(self) -> None:
         """Raise if FAISS and ``Places`` would call a vector by different rows from now on."""
@@ -499,6 +524,12 @@ class VectorCache:
 
 def _room_for(count: int) -> int:
     return max(_ROOM, count + count // 4)
+
+
+def _resize(vector: Any, size: int, room: int) -> None:
+    """Resize a vector of FAISS's so that it can grow to ``room`` where it is."""
+    vector.resize(room)
+    vector.resize(size)  # the room stays
 
 
 def make_graph(metric: str, dims: int, options: Options) -> Any:

@@ -172,6 +172,42 @@ def test_a_saved_cache_comes_back(kind: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["c.faiss"]
 
 
+def test_a_graph_grows_where_it_is_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAISS moves a graph's links to twice the room, a quarter of a second at a million."""
+    monkeypatch.setattr(module, "_ROOM", 100)
+    save(fill("hnsw", "ip", make_vectors(400)), tmp_path / "c")
+    cache, _ = load(tmp_path / "c", "hnsw", "ip")  # room for a quarter more
+
+    def links() -> int:
+        own = cache._index.hnsw.neighbors
+        return int(faiss.rev_swig_ptr(own.data(), 1).ctypes.data)
+
+    held: list[int] = []
+
+    @contextmanager
+    def write_lock() -> Iterator[None]:
+        held.append(links())
+        yield
+        held.append(links())
+
+    for start in range(400, 1000, 10):
+        before = links()
+        cache.make_room(10, write_lock)
+        there = links()
+        cache.add(np.arange(start, start + 10, dtype=np.int64) + 1000, make_vectors(10, start))
+        assert links() == there, "the room was made before"
+        assert there == before or held[-2:] == [before, there]
+    assert len(held) > 2, "and it was made more than once"
+    again = np.concatenate(
+        [make_vectors(400), *(make_vectors(10, at) for at in range(400, 1000, 10))]
+    )
+    for query in make_vectors(20, seed=3):
+        found = cache.search(query, 10)[0]
+        assert len(set(found) & set(brute(again, query, "ip")[:10])) >= 8
+
+
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_what_is_saved_is_one_moment_whatever_is_added_meanwhile(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
