@@ -1,9 +1,11 @@
 """Threads that step back: where all cores are busy, what a caller waits for goes first.
 
 On Linux a thread has a priority of its own. Once lowered it can't be raised without rights, so that
-it is a thread's for its life. It costs nothing while a core is idle.
+it is a thread's for its life. It costs nothing while a core is idle. Who waits for a lock that such
+a thread holds waits longer there.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -22,14 +24,19 @@ def lower_priority() -> None:
     """Let the process's other threads go before the calling one; a second time changes nothing."""
     if sys.platform == "linux":  # elsewhere it is the whole process that steps back
         own = os.getpriority(os.PRIO_PROCESS, os.getpid())
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + NICENESS)
+        with contextlib.suppress(OSError):  # a sandbox may refuse: then all are alike
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + NICENESS)
 
 
 def do_aside(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread that steps back, and return what it does.
+    """Do ``work`` in a thread that steps back, if there is one to be had; return what it does.
 
     Raises:
         BaseException: What ``work`` raises.
     """
     with ThreadPoolExecutor(1, "aside", initializer=lower_priority) as thread:
-        return thread.submit(work).result()
+        try:
+            done = thread.submit(work)
+        except RuntimeError:  # the system gives no more threads
+            return work()
+        return done.result()

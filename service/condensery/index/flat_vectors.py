@@ -6,6 +6,7 @@ FAISS's own moves all of its vectors as it grows, to twice the room, while nobod
 import ctypes
 import mmap
 import struct
+import sys
 from typing import Any
 
 import faiss
@@ -17,6 +18,7 @@ from condensery.values import Floats
 METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 _PAGE = 4096
+_DONT_NEED = 4  # of Linux's madvise
 _LEAST = 2**20  # bytes of memory that there is room in
 
 
@@ -43,6 +45,16 @@ def vectors_of(flat: Any, count: int) -> Floats:
         return np.empty((0, flat.d), np.float32)
     numbers: Floats = faiss.rev_swig_ptr(flat.get_xb(), count * flat.d)
     return numbers.reshape(count, flat.d)
+
+
+def give_back(numbers: NDArray[Any]) -> None:
+    """Let the system have the pages of memory that is about to be freed; its content is lost."""
+    if sys.platform != "linux":
+        return  # elsewhere this keeps the pages
+    start = -(-numbers.ctypes.data // _PAGE) * _PAGE
+    size = (numbers.ctypes.data + numbers.nbytes - start) // _PAGE * _PAGE
+    if size > 0:  # called so, it does not hold Python's lock
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _DONT_NEED)
 
 
 class FlatVectors:

@@ -1,7 +1,8 @@
 """The FAISS cache of an open index: searched by many at once, changed by one, saved at times.
 
 At a start it is loaded as it was saved and brought in line with SQLite, or built from SQLite. What
-takes long is done aside, in threads (both of the first let queries go first):
+takes long is done aside, in threads, of which those that train, build and save let queries go
+first where all cores are busy:
 
 - training, and building a graph: the cache that there is, or a flat one in its place, answers and
   is written to until the new one is ready;
@@ -41,9 +42,6 @@ Search = Callable[[Floats, int], tuple[list[int], list[float], bool]]
 # Rows, and their vectors.
 Block = tuple[Rows, Floats]
 
-# Vectors added to FAISS between two chances for queries. An HNSW insert takes about 1 ms; to cells
-# FAISS adds from 300 on, or so, two and a half times as many a second as of fewer at a time.
-_ADD_BLOCK = {"hnsw": 32, "ivf_pq": 512, "flat": 512}
 # Of how many passages a graph is built before an index is opened: some seconds of work.
 _BUILT_AT_ONCE = 5_000
 # Bytes of a cache file over which its vectors are searched in it while they are read.
@@ -193,7 +191,7 @@ class VectorIndex:
         if self.cache.added_to_while_searched:
             self.cache.add(rows, vectors)  # which a query's SQLite snapshot does not have
             return
-        for block in _blocks(len(rows), self.cache):
+        for block in _split(len(rows), self.cache.block_size):
             with self.write_lock():
                 self.cache.add(rows[block], vectors[block])
 
@@ -282,7 +280,7 @@ class VectorIndex:
         with self.write_lock():
             self.cache = fresh
         self._uncompacted = 0
-        del old  # not before: to free gigabytes takes long
+        old.let_go()
 
     # The file, aside
 
@@ -431,7 +429,9 @@ class VectorIndex:
                 old = self.cache
                 with self.write_lock():
                     self.cache = fresh
-                del old  # not before: to free gigabytes takes long
+                if not self._is_saving:  # which reads it
+                    old.let_go()
+                del old
                 self._making, self._failed_at = False, 0
                 self._changes += 1  # the file has the old one
                 if fresh.needs_training:
@@ -458,7 +458,7 @@ class VectorIndex:
             IndexClosed: The index was closed meanwhile.
         """
         for rows, vectors in passages.vectors_after(connection, self._spec.dims, fresh.last_row):
-            for block in _blocks(len(rows), fresh):
+            for block in _split(len(rows), fresh.block_size):
                 self._check_open()
                 fresh.add(rows[block], vectors[block])
             if fresh.needs_training and not whole:
@@ -466,10 +466,10 @@ class VectorIndex:
         return True
 
 
-def _blocks(rows: int, cache: VectorCache) -> Iterator[slice]:
-    """Yield parts of so many rows, each of as many as are added to a cache at once."""
-    size = _ADD_BLOCK[cache.searched_as]
-    return (slice(start, start + size) for start in range(0, rows, size))
+def _split(count: int, size: int) -> Iterator[slice]:
+    """Yield parts of so many rows, of at most ``size``."""
+    for start in range(0, count, size):
+        yield slice(start, start + size)
 
 
 @dataclass(frozen=True, slots=True)

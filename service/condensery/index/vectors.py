@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from condensery.index import cache_file, kinds
 from condensery.index.cache_file import CacheUnusable
-from condensery.index.flat_vectors import METRICS, FlatVectors, vectors_of
+from condensery.index.flat_vectors import METRICS, FlatVectors, give_back, vectors_of
 from condensery.index.kinds import Options
 from condensery.index.passages import Rows, Stamp
 from condensery.index.places import Places
@@ -31,6 +31,11 @@ _COPIED = 4096
 # Vectors of a graph that FAISS makes room for by itself: beyond these it would move all of them, to
 # twice the room, while queries wait.
 _ROOM = 16_384
+# Vectors added to FAISS between two chances for queries. An HNSW insert takes about 1 ms. To cells
+# FAISS adds from 300 on, or so, two and a half times as many a second as of fewer at a time (40 ms
+# for 512 of 384 features to 8,192 cells); where a vector takes long by itself little is gained.
+_GRAPH_BLOCK, _CELLS_BLOCK, _WIDE_BLOCK = 32, 512, 64
+_WIDE = 2**23  # features times cells
 
 
 @contextmanager
@@ -69,6 +74,18 @@ class Memory:
 
     vectors: Any
     links: Any = None
+
+    def let_go(self) -> None:
+        """Give back its pages, while other threads run: nobody may look at it any more.
+
+        To free it takes a tenth of a second a gigabyte else, in which Python lets nobody run.
+        """
+        if isinstance(self.vectors, FlatVectors):
+            give_back(self.vectors.matrix)
+        elif self.vectors is not None:
+            give_back(vectors_of(self.vectors, self.vectors.ntotal))
+        if self.links is not None and self.links.size():
+            give_back(faiss.rev_swig_ptr(self.links.data(), self.links.size()))
 
 
 class VectorCache:
@@ -190,6 +207,15 @@ class VectorCache:
         return self._places.last
 
     @property
+    def block_size(self) -> int:
+        """How many vectors to add at a time, where queries are to come between."""
+        if self.searched_as == "hnsw":
+            return _GRAPH_BLOCK
+        if self.approximates and self.dims * self._index.nlist > _WIDE:
+            return _WIDE_BLOCK
+        return _CELLS_BLOCK
+
+    @property
     def added_to_while_searched(self) -> bool:
         """Whether ``add`` need not be kept away from searches, once there is room."""
         return self._flat_vectors is not None
@@ -215,10 +241,10 @@ class VectorCache:
                     self._put(self._flat_vectors)
         elif not self.approximates and len(self._places) + more > self._room:
             grown = self._copy(lambda block: None, more)  # which queries need not wait for
-            old = self._vectors
+            before = Memory(self._vectors, grown.links)  # once these are taken, the old ones
             with write_lock():
                 self.take(grown, more)
-            del old, grown  # not before: to free gigabytes takes long
+            before.let_go()
 
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors (rows, dims) under new row ids, to what is not ``mapped``.
@@ -239,6 +265,12 @@ class VectorCache:
         with _one_thread():
             self._index.add(np.ascontiguousarray(vectors))
         self._places.append(rows)
+
+    def let_go(self) -> None:
+        """Give its memory back, where that is much: nobody may use it any more."""
+        if self._vectors is not None and not self.mapped:
+            links = self._index.hnsw.neighbors if self.searched_as == "hnsw" else None
+            Memory(self._flat_vectors or self._vectors, links).let_go()
 
     def discard(self, rows: Iterable[int]) -> None:
         """Make tombstones of rows that are there."""
@@ -433,13 +465,16 @@ class VectorCache:
         owned, room = faiss.IndexFlat(self.dims, METRICS[self.metric]), _room_for(count + more)
         _resize(owned.codes, 4 * self.dims * count, 4 * self.dims * room)
         owned.ntotal = count
-        own, links = self._index.hnsw.neighbors, faiss.Int32Vector()
-        size = own.size()
-        # as many for each as before, and more, since higher levels' are by chance
-        _resize(links, size, size * room // max(count, 1) + 2 * room)
+        graph, links = self._index.hnsw, faiss.Int32Vector()
+        size = graph.neighbors.size()
+        # As many for each as so far; how many levels one has is chance.
+        each = size / count if count else graph.nb_neighbors(0)
+        _resize(links, size, int((each + 2) * room))
         if size:
-            taken, there = (faiss.rev_swig_ptr(numbers.data(), size) for numbers in (links, own))
-            taken[:] = there
+            source, target = (
+                faiss.rev_swig_ptr(numbers.data(), size) for numbers in (graph.neighbors, links)
+            )
+            target[:] = source
         return Memory(owned, links), vectors_of(owned, count)
 
     def _check_whole(self) -> None:

@@ -104,7 +104,7 @@ WIDE INLINE void narrow_all(__m512 value, uint16_t *to) {
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(bits));
 }
 
-/* As narrow_all, in one operation. */
+/* As narrow_all, in one operation; what is under the least normal number becomes 0. */
 DOTS INLINE void narrow_pairs(__m512 value, uint16_t *to) {
     _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(value));
 }
@@ -198,9 +198,10 @@ DOTS INLINE float weigh(const float *scores, int64_t seen, int64_t padded, float
         __m512 part = _mm512_loadu_ps(scores + p);
         highest = _mm512_mask_max_ps(highest, first_lanes(seen - p), part, highest);
     }
-    __m512 most = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(highest)), factor);
+    __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(highest));
     for (int64_t p = 0; p < padded; p += LANES) {
-        __m512 part = two_to(_mm512_fmsub_ps(_mm512_loadu_ps(scores + p), factor, most));
+        __m512 less = _mm512_sub_ps(_mm512_loadu_ps(scores + p), most); /* of the most none */
+        __m512 part = two_to(_mm512_mul_ps(less, factor));
         part = _mm512_maskz_mov_ps(first_lanes(seen - p), part);
         sums = _mm512_add_ps(sums, part);
         narrow_pairs(part, to + p);
@@ -486,8 +487,8 @@ SUMS_OF(sum_pairs, DOTS, add_pairs)
 SUMS_OF(sum_floats, WIDE, add_floats)
 SUMS_OF(sum_codes, INTS, _mm512_dpbusd_epi32)
 
-/* As gelu_all, to 4e-5, which bf16 hardly sees: a polynomial and no division take half the time. At
- * the left end the share is just below 0, so that what is far out becomes 0. */
+/* As gelu_all, 4e-5 off at most, as much as bf16 is at 0.02: a polynomial and no division take half
+ * the time. At the left end the share is just below 0, so that what is far out becomes 0. */
 WIDE INLINE __m512 gelu_shortened(__m512 x) {
     static const float shares[] = {3.5694319e-11f,  -3.75405129e-09f, 1.74084818e-07f,
                                    -4.72487e-06f,   8.42930385e-05f,  -0.00105499267f,
@@ -728,7 +729,7 @@ int64_t condensery_has_floats(void) {
 
 typedef void (*parallel_of)(void (*)(void *), void *, unsigned, unsigned);
 
-/* output = inputs * weight^T + bias, then exact GELU or + residual; fp32, or all but the bias bf16.
+/* output = inputs * weight^T + bias, then GELU (bf16: to 4e-5) or + residual; fp32, or all but the bias bf16.
  * inputs: (rows, width). kind, and panels, the weight, filled up with 0:
  *   0, NARROW (condensery_has_panels, or AVX512 as well): 16 outputs side by side in fp32,
  *      (outputs / 16, width, 16), or, with scales, codes of 8 bits, each times its output's scale
@@ -906,7 +907,7 @@ BEST void condensery_round(int64_t bf16, const void *inputs, const float *factor
     else ROUND(0, NULL);
 }
 
-/* output = inputs * weight^T + bias, both rounded to 8 bits, then exact GELU or + residual: inputs
+/* output = inputs * weight^T + bias, both rounded to 8 bits, then GELU as there or + residual: inputs
  * and factors as for condensery_round. inputs: (rows, width), residual, or null, and output: (rows,
  * outputs), fp32 or bf16. panels: signed codes of the weight, four of 32 outputs side by side,
  * (outputs / 32, width / 4, 32, 4), filled up with 0, as are scales, what a code is worth over 127,
