@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "benchmarks"))  # what a run was made on is told as there
 
-from recording import Recording, tell_machine, tell_others  # noqa: E402 - found by the line above
+from recording import Recording, raw, tell_machine, tell_others  # noqa: E402 - found by the line above
 
 START_SECONDS = 600.0
 STOP_SECONDS = 60.0
@@ -133,8 +133,7 @@ def keep(figures: dict[str, Any], recording: Recording, out: Path | None) -> Non
     """Write a load's figures, with what it ran on beside them under ``run``."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        report = {"run": recording.about(), **figures}
-        out.write_text(json.dumps(report, indent=1) + "\n")
+        out.write_text(raw({"run": recording.about(), **figures}))
 
 
 def own_cpu_seconds() -> float:
