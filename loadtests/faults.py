@@ -40,6 +40,7 @@ MENDED_SECONDS = 8.0  # after that
 END_SECONDS = 30.0
 SLOW_SECONDS = 0.7  # a forward pass; a watchdog calls twice as long a hang
 COUNTED_SECONDS = 10.0
+CAUSES = ("client", "deadline")  # of requests that were cancelled
 WORKER_ITEMS = 32  # one batch's: so many requests may fail with their worker
 
 
@@ -74,39 +75,35 @@ class Part:
         await self.be_given_up()
         self.notes.append(f"others on this machine used {self.neighbours.cores():.2f} cores")
 
-    async def read_counters(self) -> None:
+    async def count_cancelled(self) -> dict[str, float]:
+        """Read the counters; returns how many requests were cancelled, by cause."""
         metrics = await asyncio.to_thread(self.server.metrics)
         names = tuple(f"condensery_{counter}_total" for counter in COUNTERS)
         self.counters = {
             name: value for name, value in metrics.items() if name.startswith(names) and value
         }
+        return {cause: self.counter("cancelled", f'cause="{cause}"') for cause in CAUSES}
 
     async def be_given_up(self) -> None:
         """Let callers go whose answers surely aren't ready, and see each of them counted.
 
         Of those that left before a reply may have been on its way, which the server did not cancel.
         """
-        causes = ("client", "deadline")
-        await self.read_counters()
-        before = [self.counter("cancelled", f'cause="{cause}"') for cause in causes]
+        wanted = len(self.callers.doors)
+        before = await self.count_cancelled()
         query, texts = a_case(CASES[0])
         self.server.inject(slow=SLOW_SECONDS)
         self.callers.give_up("after", Ask("answer", texts[:2], query), SLOW_SECONDS / 2)
         await self.callers.settle()
         self.server.inject(slow=0)
-        more, ends = [0.0, 0.0], time.monotonic() + COUNTED_SECONDS
-        while min(more) < len(self.callers.doors) and time.monotonic() < ends:
-            await asyncio.sleep(0.1)  # who has left is noticed by the server in its own time
-            await self.read_counters()
-            more = [
-                self.counter("cancelled", f'cause="{cause}"') - count
-                for cause, count in zip(causes, before, strict=True)
-            ]
-        for cause, count in zip(causes, more, strict=True):
-            self.expect(
-                count >= len(self.callers.doors),
-                f"of a request on each door that was given up ({cause}) {count:g} were counted",
-            )
+        ends = time.monotonic() + COUNTED_SECONDS
+        while True:  # who has left is noticed by the server in its own time
+            now = await self.count_cancelled()
+            missed = [cause for cause in CAUSES if now[cause] - before[cause] < wanted]
+            if not missed or time.monotonic() > ends:
+                break
+            await asyncio.sleep(0.1)
+        self.expect(not missed, f"given up on each door, and not all counted: {missed}")
 
     def counter(self, name: str, label: str = "") -> float:
         """Return the sum of a counter's samples with this label."""

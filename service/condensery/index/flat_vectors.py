@@ -18,7 +18,6 @@ from condensery.values import Floats
 METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 _PAGE = 4096
-_DONT_NEED = 4  # of Linux's madvise
 _LEAST = 2**20  # bytes of memory that there is room in
 
 
@@ -54,7 +53,8 @@ def give_back(numbers: NDArray[Any]) -> None:
     start = -(-numbers.ctypes.data // _PAGE) * _PAGE
     size = (numbers.ctypes.data + numbers.nbytes - start) // _PAGE * _PAGE
     if size > 0:  # called so, it does not hold Python's lock
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _DONT_NEED)
+        advice = mmap.MADV_DONTNEED
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
 
 
 class FlatVectors:

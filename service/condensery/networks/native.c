@@ -579,9 +579,9 @@ static void wide_part(const struct product *all, int64_t top, int64_t bottom, in
                       : all->kind == FLOATS ? sum_floats
                                             : sum_codes;
     void (*finish_tile)(const struct product *, const int32_t *, int64_t, int64_t, int64_t) =
-        !all->bf16                                 ? finish_floats
+        !all->bf16                             ? finish_floats
         : __builtin_cpu_supports("avx512bf16") ? finish_pairs_at_once
-                                                   : finish_pairs;
+                                               : finish_pairs;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
         int64_t tiles = (count + tile - 1) / tile, pace = SPAN * 4 / tiles;
@@ -729,7 +729,8 @@ int64_t condensery_has_floats(void) {
 
 typedef void (*parallel_of)(void (*)(void *), void *, unsigned, unsigned);
 
-/* output = inputs * weight^T + bias, then GELU (bf16: to 4e-5) or + residual; fp32, or all but the bias bf16.
+/* output = inputs * weight^T + bias, then GELU (bf16: to 4e-5) or + residual; fp32, or all but the
+ * bias bf16.
  * inputs: (rows, width). kind, and panels, the weight, filled up with 0:
  *   0, NARROW (condensery_has_panels, or AVX512 as well): 16 outputs side by side in fp32,
  *      (outputs / 16, width, 16), or, with scales, codes of 8 bits, each times its output's scale
@@ -907,8 +908,8 @@ BEST void condensery_round(int64_t bf16, const void *inputs, const float *factor
     else ROUND(0, NULL);
 }
 
-/* output = inputs * weight^T + bias, both rounded to 8 bits, then GELU as there or + residual: inputs
- * and factors as for condensery_round. inputs: (rows, width), residual, or null, and output: (rows,
+/* output = inputs * weight^T + bias, both rounded to 8 bits, then GELU or + residual, as there:
+ * inputs and factors as for condensery_round. inputs: (rows, width), residual, or null, and output: (rows,
  * outputs), fp32 or bf16. panels: signed codes of the weight, four of 32 outputs side by side,
  * (outputs / 32, width / 4, 32, 4), filled up with 0, as are scales, what a code is worth over 127,
  * and zeros, 128 times the sum of an output's codes. bias: fp32, or null. room: for

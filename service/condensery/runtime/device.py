@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import mmap
 import os
 import re
 from collections import Counter
@@ -42,7 +43,6 @@ MAPPING = re.compile(
     r"(?:\w+:.*\n)*?Anonymous: +(\d+) kB\n(?:\w+:.*\n)*?Swap: +(\d+) kB$",
     re.MULTILINE,
 )
-MADV_DONTNEED = 4  # of Linux's madvise
 # oneDNN's products are prepared for their shapes, up to 0.6 MB each, and kept: by default 1,024 a
 # thread by torch and 1,024 more by oneDNN itself, which took an hour's load to fill, and 0.5 GiB.
 # Read when the first product is computed.
@@ -277,7 +277,7 @@ def release_files(parts: Iterable[object]) -> None:
     for start, end, *written in re.findall(MAPPING, smaps):
         first, past = int(start, 16), int(end, 16)
         if not any(map(int, written)) and any(first <= place < past for place in places):
-            advise(ctypes.c_void_p(first), ctypes.c_size_t(past - first), MADV_DONTNEED)
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(past - first), mmap.MADV_DONTNEED)
     del held
 
 
