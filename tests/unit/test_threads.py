@@ -32,3 +32,22 @@ def test_a_thread_that_another_one_aside_starts_steps_back_no_further() -> None:
 def test_what_it_raises_its_caller_gets() -> None:
     with pytest.raises(ZeroDivisionError):
         do_aside(lambda: 1 // 0)
+
+
+@linux
+def test_where_priorities_are_refused_all_is_done_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    before = niceness()
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert do_aside(niceness) == before
+
+
+def test_without_another_thread_it_is_done_in_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert do_aside(threading.get_ident) == threading.get_ident()
