@@ -97,6 +97,10 @@ class Spans:
         """Return the log-odds that a passage has an answer, (passages,), at most 20 either way."""
         return (self.table.flatten(1).logsumexp(1) - self.nothing).clamp(-20, 20)
 
+    def every(self) -> Tensor:
+        """Return all log-probabilities of a passage in a row, none's first, (passages, spans)."""
+        return torch.cat([self.nothing[:, None], self.table.flatten(1)], dim=1)
+
     def only(self, rows: Tensor) -> "Spans":
         """Return those of some passages."""
         return Spans(self.table[rows], self.nothing[rows], self.end[rows])
@@ -131,16 +135,7 @@ class BoundsPointer(SpanHead):
             real: True where ``tokens`` is not padding, (passages, longest).
         """
         starts, ends = self.span(tokens).float().unbind(-1)
-        end = real.sum(1) - 1
-        longest = real.shape[1]
-        places = torch.arange(longest, device=real.device)
-        last = places + torch.arange(min(LONGEST, longest), device=real.device)[:, None]
-        scores = starts[:, None] + ends[:, last.clamp(max=longest - 1)]
-        scores = scores.masked_fill(last >= end[:, None, None], FAR)
-        at_end = end[:, None]
-        nothing = starts.gather(1, at_end) + ends.gather(1, at_end)
-        every = torch.cat([nothing, scores.flatten(1)], dim=1).log_softmax(1)
-        return Spans(every[:, 1:].view_as(scores), every[:, 0], end)
+        return bounded_spans(starts, ends, real)
 
     def forward(self, memory: Tensor, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Do what ``Pointer`` does, with the same arguments; of the likeliest span if ``sharp``."""
@@ -150,6 +145,27 @@ class BoundsPointer(SpanHead):
         """Do the same with spans that are scored already."""
         pointed = (likeliest if self.sharp else mixed)(spans, memory.shape[1])
         return pointed, torch.sigmoid(self.gate(memory))
+
+
+def bounded_spans(starts: Tensor, ends: Tensor, real: Tensor) -> Spans:
+    """Return the log-probabilities of all spans of at most ``LONGEST`` tokens, and of none.
+
+    Args:
+        starts: Logits of beginning at a token, (passages, longest); at a passage's last real
+            place, its [SEP]'s, of there being none.
+        ends: Likewise of ending there.
+        real: True where there is a token or the [SEP], (passages, longest).
+    """
+    end = real.sum(1) - 1
+    longest = real.shape[1]
+    places = torch.arange(longest, device=real.device)
+    last = places + torch.arange(min(LONGEST, longest), device=real.device)[:, None]
+    scores = starts[:, None] + ends[:, last.clamp(max=longest - 1)]
+    scores = scores.masked_fill(last >= end[:, None, None], FAR)
+    at_end = end[:, None]
+    nothing = starts.gather(1, at_end) + ends.gather(1, at_end)
+    every = torch.cat([nothing, scores.flatten(1)], dim=1).log_softmax(1)
+    return Spans(every[:, 1:].view_as(scores), every[:, 0], end)
 
 
 def walked_spans(at: Tensor, stop: Tensor, go: Tensor, last: Tensor, *, steps: int) -> Spans:

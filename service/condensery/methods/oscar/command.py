@@ -41,6 +41,11 @@ def parser() -> argparse.ArgumentParser:
         help="model folder of train extractive-reader, for the compressor; of several the mean",
     )
     add("--reader-share", type=float, help="of it in each weight, the rest is --start's (1)")
+    add(
+        "--teacher",
+        type=Path,
+        help="model folder of train extractive-reader to learn from: each span of each passage",
+    )
     add("--language-model", type=Path, help="model folder of train lm, for the generator")
     add("--start-generator", type=Path, help="run of train oscar, whose generator to go on from")
     add(
@@ -167,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
             write_pack(args.pack, start)
             log.info("the pack is in %s", args.pack)
             return
-        train(start, args.out, limit=args.limit, setup=setup)
+        train(start, args.out, limit=args.limit, setup=setup, teacher=args.teacher)
 
 
 if __name__ == "__main__":

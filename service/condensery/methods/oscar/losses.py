@@ -11,7 +11,9 @@ from torch.utils.hooks import RemovableHandle
 
 from condensery.methods.oscar.batches import IGNORED, Batch
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_compressor import Compressed
 from condensery.networks.oscar_generator import LlamaGenerator, TwoWayGenerator
+from condensery.networks.pointers import Spans
 
 SOFT_WORD_NOISE = 0.2  # of words of unit RMS
 
@@ -25,6 +27,7 @@ class Weights:
     pointer: float
     repeats: float = 0.0
     copies: float = 0.0
+    taught: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Losses:
     pointer: Tensor
     repeats: Tensor
     copies: Tensor
+    taught: Tensor
 
     def total(self, weights: Weights) -> Tensor:
         """Return the weighted sum."""
@@ -47,6 +51,7 @@ class Losses:
             + weights.pointer * self.pointer
             + weights.repeats * self.repeats
             + weights.copies * self.copies
+            + weights.taught * self.taught
         )
 
 
@@ -86,7 +91,7 @@ def soft_word_vectors(ids: Tensor, words: Tensor) -> Tensor:
     return (mixed + SOFT_WORD_NOISE * torch.randn_like(mixed)).to(words.dtype)
 
 
-def losses(pair: OscarPair, batch: Batch) -> Losses:
+def losses(pair: OscarPair, batch: Batch, taught: Spans | None = None) -> Losses:
     """Compute the answer's cross-entropy, the rerank head's and the pointer's.
 
     The pair's attention is the packed one (``networks.attention``), that of a two-way generator
@@ -97,9 +102,14 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
     to point at the answer's token i, and a pointer that scores bounds those of the answer. That of
     repeats is the unlikelihood of saying what would be wrong (Welleck et al., arXiv:1908.04319,
     §5.1), what was said or an end too soon, a mean over the labels.
+
+    Args:
+        pair: In training.
+        batch: What it reads.
+        taught: How likely a teacher finds each span of the batch's passages (``taught_loss``).
     """
     zero = torch.zeros((), device=batch.prompt.device)
-    relevance = score = pointer = zero
+    relevance = score = pointer = told = zero
     memory = None
     if batch.given is not None:
         compressed = pair.compressor(batch.given, pair.generator.words)
@@ -108,6 +118,8 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
             relevance = F.binary_cross_entropy_with_logits(logits[batch.judged_at], batch.judged)
         if len(batch.scores):
             score = F.mse_loss(logits[batch.scored_at], batch.scores)
+        if taught is not None:
+            told = taught_loss(compressed, taught)
         if compressed.spans is not None:
             if len(batch.answers):
                 pointer = compressed.spans.only(batch.answers_at).nll(batch.answers).mean()
@@ -121,7 +133,7 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
             )
             pointer = total / (batch.pointed != IGNORED).sum().clamp_min(1)
     if not len(batch.labels):  # passages that are only ranked
-        return Losses(zero, relevance, score, pointer, zero, zero)
+        return Losses(zero, relevance, score, pointer, zero, zero, told)
     with _Copying(pair, batch) as copying:
         hidden = pair.generator(
             prompt_embeds(pair, batch, memory)[None],
@@ -131,7 +143,20 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
     answer = F.nll_loss(likely, batch.labels)
     again = likely[batch.repeats_at, batch.repeats].exp().clamp(max=1 - 1e-5)
     repeats = -torch.log1p(-again).sum() / len(batch.labels)
-    return Losses(answer, relevance, score, pointer, repeats, copying.loss)
+    return Losses(answer, relevance, score, pointer, repeats, copying.loss, told)
+
+
+def taught_loss(compressed: Compressed, taught: Spans) -> Tensor:
+    """Return how far a pair is from a teacher (Hinton et al., arXiv:1503.02531), a scalar.
+
+    The divergence of its spans, none among them, from the teacher's, and the cross-entropy of its
+    relevance with the probability that the teacher sees an answer; each a mean over passages.
+    """
+    assert compressed.spans is not None
+    wanted = taught.every()
+    apart = (wanted.exp() * (wanted - compressed.spans.every())).sum(1).mean()
+    likely = torch.sigmoid(taught.odds())
+    return apart + F.binary_cross_entropy_with_logits(compressed.relevance, likely)
 
 
 def _reading(batch: Batch) -> dict[str, object]:

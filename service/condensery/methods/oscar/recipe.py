@@ -27,6 +27,7 @@ class Recipe:
         score_weight: Its weight where it is the squared error to a teacher's logit (the paper's
             lambda).
         pointer_weight: Weight of the pointer's loss.
+        taught_weight: Weight of what a teacher (``--teacher``) says of passages.
         copy_weight: Weight of the loss that teaches attention where the answer's next word stands,
             for passages read as text.
         repeat_weight: Weight of the unlikelihood of saying again what was said.
@@ -53,6 +54,7 @@ class Recipe:
     relevance_weight: float = 0.3
     score_weight: float = 0.05
     pointer_weight: float = 1.0
+    taught_weight: float = 1.0
     copy_weight: float = 0.0
     repeat_weight: float = 0.1
     cloze: int = 30_000
@@ -70,6 +72,7 @@ class Recipe:
             self.pointer_weight,
             self.repeat_weight,
             self.copy_weight,
+            self.taught_weight,
         )
 
     def trainer(self, every: int) -> TrainerRecipe:

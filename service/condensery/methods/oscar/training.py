@@ -25,6 +25,7 @@ from condensery.methods.oscar.packs import Start
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Sampler
 from condensery.methods.oscar.starting import COMMAND
+from condensery.methods.oscar.taught import Teacher
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.texts import open_tokenizer
@@ -39,7 +40,7 @@ from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.workers import Workers
 
 log = logging.getLogger(__name__)
-TERMS = ("answer", "relevance", "score", "pointer", "repeats", "copies")
+TERMS = ("answer", "relevance", "score", "pointer", "repeats", "copies", "taught")
 VALIDATED, FEWEST = 60, 20  # questions of a validation; fewer may lack five passages
 AT_ONCE = 16  # questions asked side by side
 # Of a two-way generator, what an encoder knows already; the rest of it is new.
@@ -157,7 +158,9 @@ def groups(pair: OscarPair, recipe: Recipe) -> list[Group]:
 class PairTraining(Method[OscarPair, list[Item]]):
     """The training of a small pair; see ``train``."""
 
-    def __init__(self, start: Start, setup: TrainingSetup, limit: int) -> None:
+    def __init__(
+        self, start: Start, setup: TrainingSetup, limit: int, teacher: Path | None
+    ) -> None:
         self._start, self._limit = start, limit
         self._tokenizer = open_tokenizer(start.directory)
         self.module, self.recipe = start.pair, start.recipe.trainer(setup.every)
@@ -170,6 +173,15 @@ class PairTraining(Method[OscarPair, list[Item]]):
             setup.dtype,
             setup.device,
         )
+        self._teacher: Teacher | None = None
+        if teacher is not None:
+            if not self.module.shape.bounds:
+                raise InputError(
+                    "teacher: what it says of spans is for a pair with --bounds", field="teacher"
+                )
+            self._teacher = Teacher.open(
+                teacher, self._tokenizer, device=setup.device, dtype=setup.dtype
+            )
         self.identity = {
             "shape": self.module.shape.to_dict(),
             "recipe": asdict(start.recipe),
@@ -178,6 +190,8 @@ class PairTraining(Method[OscarPair, list[Item]]):
             "origin": dict(start.origin),
             "dtype": dtype_name(setup.dtype),
         }
+        if self._teacher is not None:
+            self.identity["teacher"] = self._teacher.sha256
 
     def batch(self, draw: Draw) -> list[Item]:
         """Return questions of any set, of the cloze set alone in the recipe's first steps."""
@@ -189,7 +203,12 @@ class PairTraining(Method[OscarPair, list[Item]]):
 
     def loss(self, batch: list[Item]) -> Loss:
         """Return the weighted sum of the answer's, the rerank head's and the pointer's losses."""
-        result = losses(self.module, collate(batch, self._layout))
+        laid = collate(batch, self._layout)
+        taught = None
+        if self._teacher is not None and laid.given is not None:
+            rows = [row for item in batch if not item.plain for row in item.rows]
+            taught = self._teacher(rows, laid.given.passage_at.shape[1])
+        result = losses(self.module, laid, taught)
         terms = {name: getattr(result, name) for name in TERMS}
         return Loss(result.total(self._start.recipe.weights), items=len(batch), terms=terms)
 
@@ -221,7 +240,12 @@ class PairTraining(Method[OscarPair, list[Item]]):
 
 
 def train(
-    start: Start, out: Path, *, limit: int = VALIDATED, setup: TrainingSetup | None = None
+    start: Start,
+    out: Path,
+    *,
+    limit: int = VALIDATED,
+    setup: TrainingSetup | None = None,
+    teacher: Path | None = None,
 ) -> OscarPair:
     """Train, with a checkpoint and a validation every so many steps; resumes from ``out``.
 
@@ -230,9 +254,11 @@ def train(
         out: Folder for checkpoints, ``log.jsonl``, ``data.json`` and ``command.txt``.
         limit: Questions of a validation; 0 for none.
         setup: Where, and how often it saves; default: the CPU, in bf16.
+        teacher: An extractive reader to learn from, beside what rows say; its weight is the
+            recipe's.
 
     Raises:
-        InputError: Too few questions are to be validated.
+        InputError: Too few questions are to be validated, or the teacher is of no use.
         TrainingStopped: As ``run_training`` says.
     """
     if 0 < limit < FEWEST or limit < 0:
@@ -247,4 +273,4 @@ def train(
         (out / "data.json").write_text(json.dumps(report, indent=1))
         commands = [*start.origin.get("commands", ()), setup.command]
         (out / COMMAND).write_text("".join(f"{line}\n" for line in commands))
-    return run_training(PairTraining(start, setup, limit), out, setup.processes)
+    return run_training(PairTraining(start, setup, limit, teacher), out, setup.processes)

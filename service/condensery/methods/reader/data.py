@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 from condensery.errors import InputError
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 from condensery.methods.trainer.texts import HeldOutText
-from condensery.networks.oscar_packing import Specials
 
 Ids = NDArray[np.int32]
 
@@ -205,6 +205,51 @@ def find_answer(row: TrainingQuestion) -> tuple[int, int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class PairForm:
+    """How an encoder reads a question beside a passage.
+
+    Attributes:
+        start: Id of the token before both: BERT's [CLS], MPNet's <s>.
+        end: Of the one behind each: [SEP], </s>. MPNet was made with two between texts; one
+            tells them apart as well once it is trained so.
+        padding: Of what fills up a batch; MPNet counts positions by it.
+        types: Whether it has a type for each text.
+    """
+
+    start: int
+    end: int
+    padding: int = 0
+    types: bool = True
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, model_type: str) -> Self:
+        """Look the tokens up.
+
+        Args:
+            tokenizer: The encoder's.
+            model_type: transformers' name of its kind, one of ``FORMS``.
+
+        Raises:
+            InputError: The tokenizer lacks one of them.
+        """
+        ids = []
+        for name in FORMS[model_type]:
+            number = tokenizer.token_to_id(name)
+            if number is None:
+                raise InputError(
+                    f"tokenizer: it has no {name}, which {model_type} reads",
+                    field="tokenizer",
+                    value=name,
+                )
+            ids.append(number)
+        start, end, padding = ids
+        return cls(start, end, padding, types=model_type == "bert")
+
+
+FORMS = {"bert": ("[CLS]", "[SEP]", "[PAD]"), "mpnet": ("<s>", "</s>", "<pad>")}
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """``[CLS] question [SEP] passage [SEP]``; ``answer`` is its span in the passage, if any."""
 
@@ -218,8 +263,8 @@ class Batch:
     """Padded rows.
 
     Attributes:
-        inputs: What the network reads: ids, types, mask, each (rows, seq).
-        spans: Positions that may begin or end an answer, [CLS] for "none", (rows, seq), bool.
+        inputs: What the network reads: ids, mask, types if it has any, each (rows, seq).
+        spans: Positions that may begin or end an answer, the first for "none", (rows, seq), bool.
         first: Position of each row's passage, (rows,).
         start: Of the answer's first token, 0 for none, (rows,).
         end: Of its last token, 0 for none, (rows,).
@@ -284,11 +329,11 @@ def draw_rows(
     return rows
 
 
-def collate(rows: Sequence[Row], specials: Specials) -> Batch:
+def collate(rows: Sequence[Row], form: PairForm) -> Batch:
     """Lay the rows out, padded to few distinct widths: oneDNN compiles each one."""
     texts = [len(row.question) + len(row.passage) + 3 for row in rows]
     width = -(-max(texts) // 32) * 32
-    ids = np.zeros((len(rows), width), dtype=np.int64)
+    ids = np.full((len(rows), width), form.padding, dtype=np.int64)
     types, mask = np.zeros_like(ids), np.zeros_like(ids)
     spans = np.zeros_like(ids, dtype=bool)
     bounds: NDArray[np.int64] = np.zeros((2, len(rows)), dtype=np.int64)
@@ -297,7 +342,7 @@ def collate(rows: Sequence[Row], specials: Specials) -> Batch:
     for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
         first = len(row.question) + 2
         ids[i, :text] = np.concatenate(
-            ([specials.start], row.question, [specials.end], row.passage, [specials.end])
+            ([form.start], row.question, [form.end], row.passage, [form.end])
         )
         types[i, first:text] = 1
         mask[i, :text] = 1
@@ -305,7 +350,9 @@ def collate(rows: Sequence[Row], specials: Specials) -> Batch:
         firsts.append(first)
         if row.answer is not None:
             bounds[:, i] = first + row.answer[0], first + row.answer[1] - 1
-    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if form.types:
+        inputs["token_type_ids"] = types
     start, end = torch.from_numpy(bounds)
     return Batch(
         {name: torch.from_numpy(values) for name, values in inputs.items()},

@@ -10,14 +10,13 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import BertForQuestionAnswering
+from transformers import AutoModelForQuestionAnswering
 
 from condensery.errors import InputError
-from condensery.methods.reader.data import Row, collate
+from condensery.methods.reader.data import FORMS, PairForm, Row, collate
 from condensery.methods.trainer.publishing import MODEL
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar_interface import cut_windows
-from condensery.networks.oscar_packing import Specials
 
 Scores = NDArray[np.float32]
 BATCH_TOKENS = 8192
@@ -54,20 +53,20 @@ def best_span(start: Scores, end: Scores, longest: int) -> tuple[int, int, float
 
 
 class SpanReader:
-    """A BERT with a span head as transformers saves it, and its tokenizer.
+    """An encoder with a span head as transformers saves it, and its tokenizer.
 
     Args:
         model: Its config has ``passage_tokens``, ``query_tokens`` and ``answer_tokens``.
         tokenizer: Of its word pieces.
     """
 
-    def __init__(self, model: BertForQuestionAnswering, tokenizer: Tokenizer) -> None:
-        config: Any = model.config
-        self._model, self._tokenizer = model, tokenizer
+    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
+        config = model.config
+        self.model, self.tokenizer = model, tokenizer
         self._passage: int = config.passage_tokens
         self._question: int = config.query_tokens
         self._answer: int = config.answer_tokens
-        self._specials = Specials.of(tokenizer)
+        self.form = PairForm.of(tokenizer, config.model_type)
 
     @classmethod
     def open(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
@@ -78,14 +77,14 @@ class SpanReader:
         """
         path = find_reader(path)
         try:
-            model = BertForQuestionAnswering.from_pretrained(
+            model = AutoModelForQuestionAnswering.from_pretrained(
                 path, local_files_only=True, use_safetensors=True, dtype=dtype
             )
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{path}: no span reader ({error})", field="run", value=str(path)
             ) from error
-        if not hasattr(model.config, "passage_tokens"):
+        if model.config.model_type not in FORMS or not is_reader(model.config):
             raise InputError(
                 f"{path}: its config.json has no passage_tokens: not made by train "
                 "extractive-reader",
@@ -99,11 +98,9 @@ class SpanReader:
         """Answer each question from its passages; long passages are read in windows."""
         rows: list[Row] = []
         places: list[tuple[int, int, int]] = []  # question, passage, first token of the window
-        encoded = [
-            self._tokenizer.encode_batch(list(q), add_special_tokens=False) for q in passages
-        ]
+        encoded = [self.tokenizer.encode_batch(list(q), add_special_tokens=False) for q in passages]
         for number, (question, encoding) in enumerate(zip(questions, encoded, strict=True)):
-            ids = self._tokenizer.encode(question, add_special_tokens=False).ids[: self._question]
+            ids = self.tokenizer.encode(question, add_special_tokens=False).ids[: self._question]
             for which, passage in enumerate(encoding):
                 for a, b in cut_windows(len(passage.ids), self._passage):
                     if b > a:
@@ -125,15 +122,20 @@ class SpanReader:
         while order:
             width = len(rows[order[-1]].passage) + len(rows[order[-1]].question) + 3
             chosen = [order.pop() for _ in range(min(len(order), max(1, BATCH_TOKENS // width)))]
-            batch = collate([rows[i] for i in chosen], self._specials)
-            inputs = {name: values.to(self._model.device) for name, values in batch.inputs.items()}
-            out = self._model(**inputs)
+            batch = collate([rows[i] for i in chosen], self.form)
+            inputs = {name: values.to(self.model.device) for name, values in batch.inputs.items()}
+            out = self.model(**inputs)
             starts, ends = (x.float().cpu().numpy() for x in (out.start_logits, out.end_logits))
             for i, first, start, end in zip(chosen, batch.first, starts, ends, strict=True):
                 last = first + len(rows[i].passage)
                 a, b, score = best_span(start[first:last], end[first:last], self._answer)
                 best[i] = a, b, score - float(start[0] + end[0])
         return best
+
+
+def is_reader(config: Any) -> bool:
+    """Say whether a network was made by ``train extractive-reader``: its sizes are there."""
+    return hasattr(config, "passage_tokens")
 
 
 def find_reader(path: Path) -> Path:

@@ -12,12 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import BertForQuestionAnswering
+from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from condensery.errors import InputError, shorten
-from condensery.methods.reader.data import Batch, ReaderData, collate, draw_rows, load_data
+from condensery.methods.reader.data import (
+    FORMS,
+    Batch,
+    PairForm,
+    ReaderData,
+    collate,
+    draw_rows,
+    load_data,
+)
 from condensery.methods.reader.recipe import ReaderRecipe
-from condensery.methods.reader.span_reader import SpanReader
+from condensery.methods.reader.span_reader import SpanReader, is_reader
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
@@ -31,23 +39,26 @@ from condensery.methods.trainer.reports import command_line
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
-from condensery.networks.oscar_packing import Specials
 from condensery.parsers import Parser
 from condensery.question import exact_match, f1_score
+from condensery.store.layouts import OFFSET_POSITIONS
 
 log = logging.getLogger(__name__)
 VALIDATED = 200  # questions asked at each checkpoint
 
 
-def new_reader(base: Path, recipe: ReaderRecipe) -> BertForQuestionAnswering:
-    """Put a fresh span head on the encoder at ``base``.
+def new_reader(base: Path, recipe: ReaderRecipe) -> Any:
+    """Put a fresh span head on the encoder at ``base``; a reader that is there keeps its own.
 
     Raises:
-        InputError: There is no BERT, or it has too few positions.
+        InputError: There is no BERT or MPNet, or it has too few positions.
     """
     torch.manual_seed(recipe.seed)
     try:
-        model = BertForQuestionAnswering.from_pretrained(
+        config: Any = AutoConfig.from_pretrained(base, local_files_only=True)
+        if config.model_type not in FORMS:
+            raise ValueError(f"a {config.model_type}, and read are {', '.join(FORMS)}")
+        model: Any = AutoModelForQuestionAnswering.from_pretrained(
             base,
             local_files_only=True,
             use_safetensors=True,
@@ -58,25 +69,28 @@ def new_reader(base: Path, recipe: ReaderRecipe) -> BertForQuestionAnswering:
         )
     except (OSError, ValueError) as error:
         raise InputError(f"{base}: no encoder ({error})", field="base", value=str(base)) from error
-    config: Any = model.config
     needed = recipe.query_tokens + recipe.passage_tokens + 3
-    if needed > config.max_position_embeddings:
+    positions = config.max_position_embeddings
+    if config.model_type in OFFSET_POSITIONS:
+        positions -= config.pad_token_id + 1
+    if needed > positions:
         raise InputError(
             f"passage_tokens={recipe.passage_tokens}: with the question that is {needed} "
-            f"positions, and the encoder has {config.max_position_embeddings}",
+            f"positions, and the encoder has {positions}",
             field="passage_tokens",
             value=recipe.passage_tokens,
         )
-    nn.init.normal_(model.qa_outputs.weight, std=config.initializer_range)
-    nn.init.zeros_(model.qa_outputs.bias)
+    if not is_reader(config):
+        nn.init.normal_(model.qa_outputs.weight, std=config.initializer_range)
+        nn.init.zeros_(model.qa_outputs.bias)
     for name in ("passage_tokens", "query_tokens", "answer_tokens"):
-        setattr(config, name, getattr(recipe, name))
-    model.bert.embeddings.word_embeddings.weight.requires_grad_(False)
+        setattr(model.config, name, getattr(recipe, name))
+    model.get_input_embeddings().weight.requires_grad_(False)
     return model
 
 
-def span_loss(model: BertForQuestionAnswering, batch: Batch) -> Loss:
-    """Return the mean cross-entropy of first and last token, over passage and [CLS]."""
+def span_loss(model: Any, batch: Batch) -> Loss:
+    """Return the mean cross-entropy of first and last token, over the passage and "none"."""
     device = model.device
     out = model(**{name: values.to(device) for name, values in batch.inputs.items()})
     spans, rows = batch.spans.to(device), len(batch.first)
@@ -91,7 +105,7 @@ def span_loss(model: BertForQuestionAnswering, batch: Batch) -> Loss:
     return Loss((terms["start"] + terms["end"]) / 2, weight=rows, items=rows, terms=terms)
 
 
-class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
+class ReaderTraining(Method[Any, Batch]):
     """The training of a span head and its encoder, measured on held-out articles; see ``train``."""
 
     def __init__(
@@ -100,7 +114,7 @@ class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
         data: ReaderData,
         shares: Sequence[float] | None,
         not_like: Sequence[Path],
-        model: BertForQuestionAnswering,
+        model: Any,
         recipe: ReaderRecipe,
         setup: TrainingSetup,
     ) -> None:
@@ -108,7 +122,7 @@ class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
         self._shares = list(shares or [len(source.examples) for source in data.sources])
         self._own_recipe, self.recipe = recipe, recipe.trainer(setup.every)
         self._tokenizer = open_tokenizer(base)
-        self._specials = Specials.of(self._tokenizer)
+        self._form = PairForm.of(self._tokenizer, model.config.model_type)
         answerable = [row for row in data.validation if row.answerable]
         self._validated = random.Random(recipe.seed).sample(
             answerable, min(VALIDATED, len(answerable))
@@ -135,7 +149,7 @@ class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
             question=recipe.query_tokens,
             others=recipe.others,
         )
-        return collate(rows, self._specials)
+        return collate(rows, self._form)
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of where answers begin and end."""
@@ -146,7 +160,7 @@ class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
         recipe = self._own_recipe
 
         def rate(name: str) -> float:
-            return recipe.backbone_rate if name.startswith("bert.") else recipe.new_rate
+            return recipe.new_rate if name.startswith("qa_outputs.") else recipe.backbone_rate
 
         return split_groups(self.module, rate, recipe.weight_decay)
 
@@ -194,7 +208,7 @@ def train(
     """Train, and write the reader as transformers reads it; resumes from ``out``.
 
     Args:
-        base: Directory of the encoder (BERT).
+        base: Directory of the encoder (BERT or MPNet), or of a reader to go on from.
         questions: Files or folders with passages that hold the answers.
         out: Folder for checkpoints, log, and the reader in ``model/``.
         recipe: How to train.
@@ -235,7 +249,7 @@ def train(
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train extractive-reader``."""
     parser = Parser(prog="condensery train extractive-reader", description=__doc__)
-    parser.add_argument("--base", type=Path, required=True, help="encoder directory (BERT)")
+    parser.add_argument("--base", type=Path, required=True, help="encoder (BERT, MPNet) or reader")
     parser.add_argument("--questions", type=Path, nargs="+", required=True, help="to train on")
     parser.add_argument("--shares", type=float, nargs="+", help="of each of them, in the draws")
     parser.add_argument(

@@ -3,10 +3,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_pair import SPECIALS, tiny_tokenizer
+from tiny_pair import tiny_tokenizer
 
-from condensery.methods.reader.data import Row, SpanQuestions, collate, crop, draw_rows, find_spans
+from condensery.methods.reader.data import (
+    PairForm,
+    Row,
+    SpanQuestions,
+    collate,
+    crop,
+    draw_rows,
+    find_spans,
+)
 from condensery.methods.trainer.questions import Rules, read_questions
+
+FORM = PairForm(start=2, end=3)
 
 
 @pytest.fixture
@@ -55,7 +65,7 @@ def test_a_batch_lays_rows_out_as_bert_reads_them() -> None:
         Row(np.array([10, 11]), np.array([20, 21, 22]), (1, 3)),
         Row(np.array([12]), np.array([23])),
     ]
-    batch = collate(rows, SPECIALS)
+    batch = collate(rows, FORM)
     ids = batch.inputs["input_ids"]
     assert ids.shape == (2, 32)
     assert ids[0, :9].tolist() == [2, 10, 11, 3, 20, 21, 22, 3, 0]

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pair import SPECIALS, tiny_tokenizer
+from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
 from condensery.methods.reader.data import (
+    PairForm,
     collate,
     draw_rows,
     find_answer,
@@ -16,6 +17,7 @@ from condensery.methods.reader.data import (
 )
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 
+FORM = PairForm(start=2, end=3)
 HELD = "the dev paragraph has words of its own that no other text may share for ten in a row"
 
 
@@ -130,6 +132,6 @@ def test_a_question_that_its_passage_does_not_answer_teaches_to_point_at_nothing
     )
     assert drawn
     assert {row.answer for row in drawn} == {None}
-    batch = collate(drawn, SPECIALS)
+    batch = collate(drawn, FORM)
     assert not batch.start.any()  # [CLS]
     assert not batch.end.any()

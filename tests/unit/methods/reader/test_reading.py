@@ -41,7 +41,7 @@ def test_the_best_span_is_that_of_all_spans(longest: int) -> None:
 
 def alone(reader: SpanReader, base: Path, question: str, passages: list[str]) -> tuple[Any, ...]:
     """Read each window in a forward pass of its own, and try every span."""
-    model, tokenizer = reader._model, open_tokenizer(base)
+    model, tokenizer = reader.model, open_tokenizer(base)
     asked = tokenizer.encode(question, add_special_tokens=False).ids[:8]
     best: tuple[Any, ...] = (-np.inf,)
     for which, text in enumerate(passages):

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tiny_pair import tiny_tokenizer
 from torch.nn import functional as F
-from transformers import BertForQuestionAnswering
+from transformers import BertForQuestionAnswering, MPNetConfig, MPNetModel
 
 from condensery.errors import InputError
-from condensery.methods.reader.data import Row, collate
+from condensery.methods.reader.data import PairForm, Row, collate
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader
 from condensery.methods.reader.training import main, new_reader, span_loss, train
 from condensery.methods.trainer.method import TrainingSetup
-from condensery.networks.oscar_packing import Specials
 from condensery.question import exact_match
 
 RECIPE = ReaderRecipe(
@@ -73,7 +74,7 @@ def test_the_loss_is_the_cross_entropy_over_passage_and_none(base: Path) -> None
         Row(torch.tensor([50, 51]).numpy(), torch.tensor([60, 61, 62]).numpy(), (1, 3)),
         Row(torch.tensor([52]).numpy(), torch.tensor([63, 64]).numpy()),
     ]
-    batch = collate(rows, Specials(2, 3))
+    batch = collate(rows, PairForm(2, 3))
     loss = span_loss(model, batch)
     out = model(**batch.inputs)
     expected = []
@@ -84,6 +85,36 @@ def test_the_loss_is_the_cross_entropy_over_passage_and_none(base: Path) -> None
     assert (loss.weight, loss.items) == (2, 2)
     assert torch.isfinite(loss.total)
     assert not model.bert.embeddings.word_embeddings.weight.requires_grad
+
+
+def test_an_mpnet_becomes_a_reader_that_another_run_goes_on_from(
+    tmp_path: Path, questions: Path
+) -> None:
+    base = tmp_path / "mpnet"
+    told = json.loads(tiny_tokenizer().to_str())
+    known = [word for word in told["model"]["vocab"] if word not in ("[PAD]", "[CLS]", "[SEP]")]
+    words = ["<s>", "<pad>", "</s>", *known]
+    told["model"]["vocab"] = {word: at for at, word in enumerate(words)}
+    torch.manual_seed(3)
+    config = MPNetConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=61,
+    )  # fmt: skip
+    MPNetModel(config, add_pooling_layer=False).save_pretrained(base)
+    (base / "tokenizer.json").write_text(json.dumps(told))
+    setup = TrainingSetup(device=CPU, dtype=torch.float32, every=60)
+    recipe = replace(RECIPE, steps=60)
+    first = train(base, [questions], tmp_path / "first", recipe, setup=setup)
+    log = [json.loads(line) for line in (first.parent / "log.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in log if "loss" in row]
+    assert losses[-1] < 1.5, "of ten words one answers: chance is 2.4"
+    with pytest.raises(InputError, match=r"passage_tokens=41.*60 positions, and the encoder has 59"):
+        new_reader(base, replace(RECIPE, passage_tokens=41))
+    again, fresh = new_reader(first, RECIPE), new_reader(base, RECIPE)
+    kept = load_file(first / "model.safetensors")["qa_outputs.weight"]
+    assert torch.equal(again.qa_outputs.weight, kept)
+    assert not torch.equal(fresh.qa_outputs.weight, kept)
+    assert not again.get_input_embeddings().weight.requires_grad
 
 
 @pytest.mark.parametrize(
