@@ -45,6 +45,10 @@ METHOD_MODULES = {
         "condensery.methods.distil.documentation",
         "make questions about packages' documentation",
     ),
+    ("distil", "questions"): (
+        "condensery.methods.distil.asked",
+        "have a language model write questions about passages",
+    ),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
     ("eval", "weights"): (
         "condensery.methods.oscar.weights",

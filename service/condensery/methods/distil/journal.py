@@ -79,11 +79,11 @@ class Journal:
         for line in lines:
             self._see(line)
 
-    def finish(self, row: Callable[[Line], Line | None], summary: Mapping[str, Any]) -> None:
+    def finish(self, rows: Callable[[Line], Sequence[Line]], summary: Mapping[str, Any]) -> None:
         """Write the finished file aside, sync and rename it; ``OUT.partial`` goes.
 
         Args:
-            row: What of a line the file holds; None for nothing.
+            rows: What of a line the file holds.
             summary: What there is to say of them, for ``OUT.about.json``.
 
         Raises:
@@ -92,8 +92,8 @@ class Journal:
         aside = self.out.with_name(f"{self.out.name}.new")
         with self._disk():
             with aside.open("wb") as file:
-                kept = (row(line) for line, _ in _whole_lines(self._partial))
-                file.writelines(_encode(kept_row) for kept_row in kept if kept_row is not None)
+                for line, _ in _whole_lines(self._partial):
+                    file.writelines(map(_encode, rows(line)))
             sync_path(aside)
             self._write_about(summary)
             aside.replace(self.out)

@@ -97,7 +97,7 @@ def make(args: argparse.Namespace, plan: RowPlan) -> dict[str, Any]:
         figures = {"rows_not_read": bad, **summary.figures()}
         if not figures["rows"]:
             raise InputError(f"no row is left: {figures['left_out']}", field="questions")
-        journal.finish(_row, {"figures": figures})
+        journal.finish(_rows, {"figures": figures})
     return figures
 
 
@@ -133,8 +133,8 @@ def _of(path: Path | None) -> str | None:
     return None if path is None else teacher.fingerprint(path)
 
 
-def _row(line: Line) -> Line | None:
-    return None if "left_out" in line else line
+def _rows(line: Line) -> list[Line]:
+    return [] if "left_out" in line else [line]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

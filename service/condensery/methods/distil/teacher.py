@@ -4,9 +4,11 @@ Source: OSCAR, arXiv:2504.07109, sections 3 and 4.1: greedy answers of the teach
 passages, at most 128 tokens (Table 7).
 """
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +17,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     GenerationConfig,
     PreTrainedTokenizerFast,
     StoppingCriteria,
@@ -22,8 +25,11 @@ from transformers import (
 )
 
 from condensery.errors import InputError
+from condensery.networks.linear import prepack_linears
+from condensery.networks.quantised import Weights, quantise_linears
 
 TeacherInput = tuple[str, Sequence[str]]  # question, passages
+WORTH_SHARING = 32  # tokens at the beginning of all prompts, from which on they are read once
 
 
 SYSTEM = (
@@ -47,13 +53,14 @@ class Prompts:
 
     Args:
         tokenizer: transformers' own.
+        system: What the system says.
 
     Raises:
         InputError: The template fails.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, system: str = SYSTEM) -> None:
+        self._tokenizer, self._system = tokenizer, system
         self.is_chat = bool(tokenizer.chat_template)
         self._alone = False
         if self.is_chat:
@@ -69,19 +76,26 @@ class Prompts:
     def text(self, question: str, passages: Sequence[str]) -> str:
         """Return a prompt as text."""
         user = user_text(question, passages)
-        return self._render(user) if self.is_chat else f"{SYSTEM}\n\n{user}\nAnswer:"
+        return self._render(user) if self.is_chat else f"{self._system}\n\n{user}\nAnswer:"
 
     def ids(self, question: str, passages: Sequence[str]) -> list[int]:
         """Return a prompt's token ids."""
-        ids: list[int] = self._tokenizer(
-            self.text(question, passages), add_special_tokens=not self.is_chat, verbose=False
-        )["input_ids"]
+        return self._ids(self.text(question, passages))
+
+    def told(self, user: str) -> list[int]:
+        """Return the token ids of a prompt with what the user says; for chat models."""
+        return self._ids(self._render(user))
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=not self.is_chat, verbose=False)[
+            "input_ids"
+        ]
         return ids
 
     def _render(self, user: str) -> str:
-        turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
+        turns = [{"role": "system", "content": self._system}, {"role": "user", "content": user}]
         if self._alone:
-            turns = [{"role": "user", "content": f"{SYSTEM}\n{user}"}]
+            turns = [{"role": "user", "content": f"{self._system}\n{user}"}]
         # Of models that think first, only the answer is wanted; other templates ignore it.
         return str(
             self._tokenizer.apply_chat_template(
@@ -111,21 +125,30 @@ class Teacher:
     """A causal language model that answers greedily; made by ``open``.
 
     Several prompts share a batch, padded on the left, in which each has the answer that it has
-    alone (but for rounding, which may decide between two tokens that are as good).
+    alone (but for rounding, which may decide between two tokens that are as good). What they all
+    begin with is read once.
 
     Args:
         model: transformers', in the device and dtype it runs in.
         tokenizer: Its own.
         max_tokens: Most tokens of an answer.
         batch: Most prompts of a batch.
+        system: What it is told before all else.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, max_tokens: int = 128, batch: int = 16
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_tokens: int = 128,
+        batch: int = 16,
+        system: str = SYSTEM,
     ) -> None:
         self._model: Any = model
         self._tokenizer = tokenizer
-        self._prompts = Prompts(tokenizer)
+        self._prompts = Prompts(tokenizer, system)
+        self._begin: tuple[list[int], Any] = ([], None)  # tokens that are read, and their cache
         self._max_tokens = max_tokens
         self._batch = batch
         self._stop = _stop_ids(self._model, tokenizer)
@@ -153,6 +176,8 @@ class Teacher:
         dtype: torch.dtype,
         max_tokens: int = 128,
         batch: int = 16,
+        system: str = SYSTEM,
+        weights: Weights = "float",
     ) -> Self:
         """Open a Hugging Face directory, of which no code is run.
 
@@ -163,11 +188,17 @@ class Teacher:
             dtype: What it computes in.
             max_tokens: As above.
             batch: As above.
+            system: As above.
+            weights: "int8" or "int4" rounds its larger matrices, on a CPU alone.
 
         Raises:
-            InputError: It is no such thing, some of its weights are missing, or the tokenizer is
-                another model's.
+            InputError: It is no such thing, some of its weights are missing, the tokenizer is
+                another model's, or weights can't be rounded there.
         """
+        if weights != "float" and device.type != "cpu":
+            raise InputError(
+                f"weights={weights}: are rounded on a CPU alone", field="weights", value=weights
+            )
         local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         for name in ("config.json", "tokenizer.json"):
             if not (path / name).is_file():
@@ -185,7 +216,10 @@ class Teacher:
         if missing := sorted(loading["missing_keys"]):  # transformers makes up random ones
             raise _refusal(path, f"weights are missing: {', '.join(missing[:5])}")
         model.requires_grad_(requires_grad=False).eval().to(device)
-        return cls(model, tokenizer, max_tokens=max_tokens, batch=batch)
+        if weights != "float":
+            quantise_linears(model, weights)
+            prepack_linears(model)
+        return cls(model, tokenizer, max_tokens=max_tokens, batch=batch, system=system)
 
     def count(self, text: str) -> int:
         """Return how many tokens a text has, special ones left out."""
@@ -197,7 +231,19 @@ class Teacher:
         Raises:
             InputError: A prompt has a token that the model has no embedding of.
         """
-        prompts = [self._prompts.ids(question, passages) for question, passages in inputs]
+        return self._answer([self._prompts.ids(*each) for each in inputs])
+
+    def reply(self, said: Sequence[str]) -> list[TeacherAnswer]:
+        """Reply to what users say, each by itself.
+
+        Raises:
+            InputError: It is no model to chat with: its tokenizer has no template.
+        """
+        if not self._prompts.is_chat:
+            raise InputError("teacher: it has no chat template", field="teacher")
+        return self._answer([self._prompts.told(user) for user in said])
+
+    def _answer(self, prompts: Sequence[list[int]]) -> list[TeacherAnswer]:
         self._check_ids({token for ids in prompts for token in ids})
         answers = [TeacherAnswer("", 0, fits=False)] * len(prompts)
         fitting = [i for i, p in enumerate(prompts) if len(p) + self._max_tokens <= self._longest]
@@ -213,16 +259,43 @@ class Teacher:
     def _generate(self, prompts: Sequence[list[int]]) -> list[TeacherAnswer]:
         width = max(map(len, prompts))
         pad = self._settings.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        shared, cache = self._beginning(prompts)
+        # Padding stands behind what they share, which is read already.
+        fill = [width - len(prompt) for prompt in prompts]
+        rows = [[*p[:shared], *[pad] * n, *p[shared:]] for p, n in zip(prompts, fill, strict=True)]
+        seen = [[1] * shared + [0] * n + [1] * (width - shared - n) for n in fill]
+        ids, mask = torch.tensor(rows), torch.tensor(seen)
         device = self._model.device
         criteria = [] if self._prompts.is_chat else [_AfterLine(self._tokenizer, width)]
         generated: Tensor = self._model.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
+            past_key_values=cache,
             stopping_criteria=StoppingCriteriaList(criteria),
         )
         return [self._read(row) for row in generated[:, width:].tolist()]
+
+    def _beginning(self, prompts: Sequence[list[int]]) -> tuple[int, Any]:
+        """Return how many first tokens prompts share, and a cache of them for each prompt.
+
+        Few are not worth it, and a model that keeps a state in place of keys can't go on from it.
+        """
+        # A token of each is left, since a pass has to read something.
+        places = zip(*(prompt[:-1] for prompt in prompts), strict=False)
+        shared = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, places))
+        if len(prompts) < 2 or shared < WORTH_SHARING:
+            return 0, None
+        tokens, cache = self._begin
+        if tokens != prompts[0][:shared]:
+            tokens = prompts[0][:shared]
+            ids = torch.tensor([tokens], device=self._model.device)
+            cache = self._model(input_ids=ids, use_cache=True).past_key_values
+            self._begin = tokens, cache
+        if type(cache) is not DynamicCache:
+            return 0, None
+        own = copy.deepcopy(cache)
+        own.batch_repeat_interleave(len(prompts))
+        return shared, own
 
     def _read(self, tokens: list[int]) -> TeacherAnswer:
         end = next((i for i, token in enumerate(tokens) if token in self._stop), None)

@@ -29,7 +29,7 @@ def test_lines_stand_aside_until_all_are_there(tmp_path: Path) -> None:
         journal.append([{"n": 3, "text": "Łódź\n"}])
         assert (journal.count, not journal.done) == (3, True)
         assert not out.exists()
-        journal.finish(lambda line: line if line["n"] != 2 else None, {"figures": {"rows": 2}})
+        journal.finish(lambda line: [line] if line["n"] != 2 else [], {"figures": {"rows": 2}})
     assert rows(out) == [{"n": 1}, {"n": 3, "text": "Łódź\n"}] == [seen[0], seen[2]]
     about = json.loads((out.parent / "rows.jsonl.about.json").read_text())
     assert about == {"format": 1, "made_of": ABOUT, "figures": {"rows": 2}}
@@ -54,7 +54,7 @@ def test_what_was_torn_is_cut_off_and_the_rest_is_kept(tmp_path: Path, torn: byt
         assert seen == [{"n": 1}, {"n": 2}]
         assert journal.count == 2
         journal.append([{"n": 3}])
-        journal.finish(lambda line: line, {})
+        journal.finish(lambda line: [line], {})
     assert rows(out) == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
@@ -63,7 +63,7 @@ def test_a_finished_one_is_left_alone(tmp_path: Path) -> None:
     journal, _ = opened(out)
     with journal:
         journal.append([{"n": 1}])
-        journal.finish(lambda line: line, {"figures": 1})
+        journal.finish(lambda line: [line], {"figures": 1})
     about = (tmp_path / "rows.jsonl.about.json").read_text()
     (tmp_path / "rows.jsonl.partial").write_text('{"n": 1}\n')  # killed after the rename
     journal, seen = opened(out)
@@ -82,7 +82,7 @@ def test_other_data_or_settings_do_not_go_on_with_it(tmp_path: Path, finished: b
     with journal:
         journal.append([{"n": 1}])
         if finished:
-            journal.finish(lambda line: line, {})
+            journal.finish(lambda line: [line], {})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = {"questions": "sha256:2", "plan": {"top": 3, "mode": "bm25"}}
     with pytest.raises(InputError, match=r"questions: 'sha256:1', not 'sha256:2'; plan\.top: 5, n"):
@@ -133,7 +133,7 @@ def test_a_disk_that_refuses_leaves_the_lines_before(tmp_path: Path) -> None:
             with pytest.raises(TrainingStopped, match=r"File too large.*1 lines of it are whole"):
                 journal.append([{"n": 2}, {"n": 3}, {"n": 4}])
             with pytest.raises(TrainingStopped, match="File too large"):
-                journal.finish(lambda line: line | {"long": "x" * 20}, {})
+                journal.finish(lambda line: [line | {"long": "x" * 20}], {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not out.exists()
@@ -141,5 +141,5 @@ def test_a_disk_that_refuses_leaves_the_lines_before(tmp_path: Path) -> None:
     with journal:
         assert seen[0] == {"n": 1}
         journal.append([{"n": n} for n in range(len(seen) + 1, 5)])
-        journal.finish(lambda line: line, {})
+        journal.finish(lambda line: [line], {})
     assert rows(out) == [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}]

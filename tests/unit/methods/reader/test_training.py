@@ -108,7 +108,9 @@ def test_an_mpnet_becomes_a_reader_that_another_run_goes_on_from(
     log = [json.loads(line) for line in (first.parent / "log.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in log if "loss" in row]
     assert losses[-1] < 1.5, "of ten words one answers: chance is 2.4"
-    with pytest.raises(InputError, match=r"passage_tokens=41.*60 positions, and the encoder has 59"):
+    with pytest.raises(
+        InputError, match=r"passage_tokens=41.*60 positions, and the encoder has 59"
+    ):
         new_reader(base, replace(RECIPE, passage_tokens=41))
     again, fresh = new_reader(first, RECIPE), new_reader(base, RECIPE)
     kept = load_file(first / "model.safetensors")["qa_outputs.weight"]
