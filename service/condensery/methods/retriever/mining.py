@@ -131,7 +131,7 @@ def make_rows(
             missing = rows(sets, recipe, retriever, scorer, journal.count)
             _append(journal, missing, len(sets.train))
         summary = {**sets.report, "queries": journal.count, "rows": kept}
-        journal.finish(lambda line: line if line["negatives"] else None, summary)
+        journal.finish(lambda line: [line] if line["negatives"] else [], summary)
         shutil.rmtree(index)  # nothing asks it again
     return kept
 
