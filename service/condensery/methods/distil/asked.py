@@ -111,9 +111,13 @@ def read_passages(paths: Sequence[Path]) -> list[tuple[str, str]]:
 def lines_of(
     passages: Sequence[tuple[str, str]], replies: Sequence[TeacherAnswer]
 ) -> Iterator[Line]:
-    """Yield a journal's line for each passage: the rows that came of it."""
+    """Yield a journal's line for each passage: the rows that came of it.
+
+    The last line of a reply that had no room to end is left out: it may be half of an answer.
+    """
     for (passage, title), reply in zip(passages, replies, strict=True):
-        rows = list(questions_in(reply.text, passage)) if reply.fits else []
+        text = reply.text if reply.finished else reply.text.rpartition("\n")[0]
+        rows = list(questions_in(text, passage))
         yield {"rows": [{**row, **({"title": title} if title else {})} for row in rows]}
 
 

@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.methods.distil.conftest import CHAT, jsonl, write_teacher
+from tests.unit.methods.distil.conftest import jsonl, write_teacher
 from tiny_causal import bpe
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.distil.asked import SHOWN, SYSTEM, main, questions_in, request
-from condensery.methods.distil.teacher import Teacher
+from condensery.methods.distil.asked import (
+    SHOWN,
+    SYSTEM,
+    lines_of,
+    main,
+    questions_in,
+    request,
+)
+from condensery.methods.distil.teacher import Teacher, TeacherAnswer
 from condensery.methods.trainer.questions import Rules, read_questions
 from condensery.networks.quantised import Int8
 
@@ -163,8 +170,18 @@ def test_a_teachers_larger_matrices_are_rounded_on_a_cpu(tmp_path: Path) -> None
         Teacher.open(path, device=torch.device("meta"), dtype=torch.float32, weights="int8")
 
 
+def test_the_last_line_of_a_reply_without_an_end_is_no_answer() -> None:
+    cut = "Q: What does --mill keep?\nA: the old mill\nQ: What is mill_size set to?\nA: 64"
+    replies = [
+        TeacherAnswer(cut, 20),
+        TeacherAnswer(cut, 20, finished=False),
+        TeacherAnswer("", 0, fits=False),
+    ]
+    lines = lines_of([(PASSAGE, "")] * 3, replies)
+    assert [len(line["rows"]) for line in lines] == [2, 1, 0]
+
+
 def test_all_prompts_begin_alike() -> None:
     first, second = (request(passage, 3) for passage in PASSAGES)
     assert first.replace(PASSAGES[0], PASSAGES[1]) == second
     assert first.endswith(PASSAGES[0])
-    assert CHAT
