@@ -1,5 +1,6 @@
 """A teacher of pairs: an extractive reader that says how likely each span is, and none."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +12,10 @@ from torch import Tensor
 
 from condensery.errors import InputError
 from condensery.methods.oscar.batches import Row
-from condensery.methods.reader.data import Ids, PairForm, collate
-from condensery.methods.reader.data import Row as ReaderRow
+from condensery.methods.reader.batches import Ids, PairForm, collate
+from condensery.methods.reader.batches import Row as ReaderRow
 from condensery.methods.reader.span_reader import SpanReader, find_reader
 from condensery.networks.pointers import Spans, bounded_spans
-from condensery.store.checking import sha256_of
 
 UNSAID = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")  # of a pair's tokens those that no text has
 
@@ -61,8 +61,9 @@ class Teacher:
         words = np.zeros(max(own.values()) + 1, dtype=np.int32)
         for word, at in own.items():
             words[at] = theirs.get(word, 0)
-        weights = find_reader(path) / "model.safetensors"
-        return cls(reader.model, reader.form, words, sha256_of(weights))
+        with (find_reader(path) / "model.safetensors").open("rb") as weights:
+            sha256 = hashlib.file_digest(weights, "sha256").hexdigest()
+        return cls(reader.model, reader.form, words, sha256)
 
     @torch.no_grad()
     def __call__(self, rows: Sequence[Row], longest: int) -> Spans:

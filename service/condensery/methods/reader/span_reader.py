@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForQuestionAnswering
 
 from condensery.errors import InputError
-from condensery.methods.reader.data import FORMS, PairForm, Row, collate
+from condensery.methods.reader.batches import FORMS, PairForm, Row, collate
 from condensery.methods.trainer.publishing import MODEL
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar_interface import cut_windows

@@ -15,15 +15,8 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from condensery.errors import InputError, shorten
-from condensery.methods.reader.data import (
-    FORMS,
-    Batch,
-    PairForm,
-    ReaderData,
-    collate,
-    draw_rows,
-    load_data,
-)
+from condensery.methods.reader.batches import FORMS, Batch, PairForm, collate, draw_rows
+from condensery.methods.reader.data import ReaderData, load_data
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader, is_reader
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from tiny_pair import tiny_tokenizer
 
-from condensery.methods.reader.data import (
+from condensery.methods.reader.batches import (
     PairForm,
     Row,
     SpanQuestions,
     collate,
     crop,
     draw_rows,
-    find_spans,
 )
+from condensery.methods.reader.data import find_spans
 from condensery.methods.trainer.questions import Rules, read_questions
 
 FORM = PairForm(start=2, end=3)

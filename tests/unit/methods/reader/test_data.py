@@ -7,10 +7,8 @@ import pytest
 from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
+from condensery.methods.reader.batches import PairForm, collate, draw_rows
 from condensery.methods.reader.data import (
-    PairForm,
-    collate,
-    draw_rows,
     find_answer,
     find_spans,
     load_data,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import BertForQuestionAnswering, MPNetConfig, MPNetModel
 
 from condensery.errors import InputError
-from condensery.methods.reader.data import PairForm, Row, collate
+from condensery.methods.reader.batches import PairForm, Row, collate
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader
 from condensery.methods.reader.training import main, new_reader, span_loss, train
