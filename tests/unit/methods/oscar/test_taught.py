@@ -23,6 +23,7 @@ from condensery.methods.oscar.taught import Teacher
 from condensery.methods.oscar.training import train
 from condensery.methods.trainer.checkpoints import latest
 from condensery.methods.trainer.method import TrainingSetup
+from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.pointers import Spans
 from condensery.store.checking import sha256_of
 
@@ -117,9 +118,9 @@ def test_what_is_taught_is_the_divergence_and_the_cross_entropy_of_there_being_a
     assert losses(pair, batch).taught.item() == 0
 
 
-def beginning(base: Path, data: Path, recipe: Recipe, shape: object = SHAPE) -> Start:
+def beginning(base: Path, data: Path, recipe: Recipe, shape: OscarShape = SHAPE) -> Start:
     mix = Mix(smallest=16, spelled=0, plain=0, none=0)
-    return prepare(Origins(base), data, shape, recipe, mix=mix)  # type: ignore[arg-type]
+    return prepare(Origins(base), data, shape, recipe, mix=mix)
 
 
 def test_a_pair_comes_nearer_to_its_teacher(
