@@ -293,13 +293,23 @@ def prose_of(path: Path) -> dict[str, Path]:
     return {stored: file for stored, file in files.items() if file.stat().st_size}
 
 
+def text_positions(kind: str | None, positions: int, padding: int | None) -> int:
+    """Return how many of a network's positions texts have.
+
+    Args:
+        kind: Its ``model_type``.
+        positions: All that it has.
+        padding: The id of its padding token.
+    """
+    return positions - ((padding or 0) + 1 if kind in OFFSET_POSITIONS else 0)
+
+
 def longest_input(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int:
     """Return the longest input, tokens, that both the network and the tokenizer allow."""
     limits = []
     if isinstance(positions := _first(config, "max_position_embeddings", "n_positions"), int):
-        offset = config.get("model_type") in OFFSET_POSITIONS
-        padding = _first(config, "pad_token_id") or 0
-        limits.append(positions - (padding + 1 if offset else 0))
+        padding = _first(config, "pad_token_id")
+        limits.append(text_positions(config.get("model_type"), positions, padding))
     # Tokenizers without a limit say 1e30.
     if isinstance(declared := tokenizer.get("model_max_length"), int) and declared < 10**9:
         limits.append(declared)

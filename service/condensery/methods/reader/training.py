@@ -34,7 +34,7 @@ from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.parsers import Parser
 from condensery.question import exact_match, f1_score
-from condensery.store.layouts import OFFSET_POSITIONS
+from condensery.store.layouts import text_positions
 
 log = logging.getLogger(__name__)
 VALIDATED = 200  # questions asked at each checkpoint
@@ -63,9 +63,9 @@ def new_reader(base: Path, recipe: ReaderRecipe) -> Any:
     except (OSError, ValueError) as error:
         raise InputError(f"{base}: no encoder ({error})", field="base", value=str(base)) from error
     needed = recipe.query_tokens + recipe.passage_tokens + 3
-    positions = config.max_position_embeddings
-    if config.model_type in OFFSET_POSITIONS:
-        positions -= config.pad_token_id + 1
+    positions = text_positions(
+        config.model_type, config.max_position_embeddings, config.pad_token_id
+    )
     if needed > positions:
         raise InputError(
             f"passage_tokens={recipe.passage_tokens}: with the question that is {needed} "

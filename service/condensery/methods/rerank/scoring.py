@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from condensery.errors import InputError, ModelFault
 from condensery.methods.rerank.model import PairTokenizer
 from condensery.methods.trainer.batching import by_length
-from condensery.store.layouts import OFFSET_POSITIONS
+from condensery.store.layouts import text_positions
 
 # Tokens of a forward pass, padding included: a CPU's caches hold few, a GPU wants many.
 CPU_TOKENS, CUDA_TOKENS = 4096, 65_536
@@ -97,9 +97,8 @@ def longest(config: Any, tokenizer: Any) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return min(most, 512)
-    if config.model_type in OFFSET_POSITIONS:
-        positions -= (config.pad_token_id or 0) + 1
-    return min(most, positions)
+    padding = getattr(config, "pad_token_id", None)
+    return min(most, text_positions(config.model_type, positions, padding))
 
 
 def _refusal(path: Path, why: str) -> InputError:
