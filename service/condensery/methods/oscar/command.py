@@ -23,7 +23,7 @@ SHAPE = [f.name for f in fields(OscarShape) if f.name not in ("copy", "fewer", "
 # What only the making of a run's beginning takes; a pack has it already.
 BUILDING_FLAGS = (
     *("base", "data", "questions", "reader", "reader_share", "language_model"),
-    *("start_generator", "start", "start_model", "store", "pack"),
+    *("start_generator", "start", "start_model", "start_share", "store", "pack"),
 )
 
 
@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
         help="run of train oscar, or its weights, to go on from; of several the mean",
     )
     add("--start-model", help="stored pair to go on from")
+    add("--start-share", type=float, help="of --start in each weight, the rest is --start-model's")
     add("--store", type=Path, help="root of the stored models")
     add("--pack", type=Path, help="write what the run needs into this folder, and stop")
     add("--packed", type=Path, help="train from such a folder")
@@ -96,19 +97,25 @@ def check(args: argparse.Namespace) -> None:
         extra = list(given_flags(args, (*BUILDING_FLAGS, *SHAPE)))
         if extra:
             raise InputError(f"{_flag(extra[0])}: --packed has it already", field=extra[0])
-    if args.start and args.start_model:
-        raise InputError("--start-model: --start names other weights", field="start_model")
-    if args.reader_share is not None:
-        if not args.reader or not (args.start or args.start_model):
+    if args.start and args.start_model and args.start_share is None:
+        raise InputError(
+            "--start-model: --start names other weights, and no --start-share says how to mix them",
+            field="start_model",
+        )
+    if args.start_share is not None and not (args.start and args.start_model):
+        raise InputError(
+            "--start-share: needs --start, and --start-model for the rest", field="start_share"
+        )
+    if args.reader_share is not None and not (args.reader and (args.start or args.start_model)):
+        raise InputError(
+            "--reader-share: needs --reader, and --start or --start-model for the rest",
+            field="reader_share",
+        )
+    for name in ("start_share", "reader_share"):
+        share = getattr(args, name)
+        if share is not None and not 0 < share <= 1:
             raise InputError(
-                "--reader-share: needs --reader, and --start or --start-model for the rest",
-                field="reader_share",
-            )
-        if not 0 < args.reader_share <= 1:
-            raise InputError(
-                f"--reader-share {args.reader_share}: must be above 0, to 1",
-                field="reader_share",
-                value=args.reader_share,
+                f"{_flag(name)} {share}: must be above 0, to 1", field=name, value=share
             )
     if args.two_way and args.language_model:
         raise InputError(
@@ -149,6 +156,7 @@ def beginning(args: argparse.Namespace) -> Start:
         start_generator=args.start_generator,
         starts=tuple(args.start or ()),
         start_model=args.start_model,
+        start_share=1.0 if args.start_share is None else args.start_share,
         store=args.store,
     )
     return prepare(

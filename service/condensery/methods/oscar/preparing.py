@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,10 +14,11 @@ from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.sets import Source, load_sets
 from condensery.methods.oscar.starting import (
+    Past,
     State,
+    between,
     mean_of,
     new_pair,
-    run_commands,
     run_weights,
     start_encoder,
     start_from,
@@ -28,6 +29,7 @@ from condensery.methods.oscar.starting import (
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
+from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, shipped_store
 from condensery.store.weights import load_state
 
@@ -49,6 +51,8 @@ class Origins:
             in place of that of the pair to go on from.
         starts: Runs of ``train oscar``, or their weights, to go on from; of several, their mean.
         start_model: A stored pair to go on from.
+        start_share: Of ``starts`` in each weight, where both are given; the rest is the stored
+            pair's.
         store: Where it is stored, if it is not shipped.
     """
 
@@ -59,6 +63,7 @@ class Origins:
     start_generator: Path | None = None
     starts: tuple[Path, ...] = ()
     start_model: str | None = None
+    start_share: float = 1.0
     store: Path | None = None
 
 
@@ -115,10 +120,9 @@ def prepare(
         name = origins.start_generator.name
         start_only_generator(pair, run_weights(origins.start_generator), name)
         origin["start_generator"] = name
-    runs = filter(None, (origins.start_generator, *origins.starts))
-    commands = list(dict.fromkeys(line for run in runs for line in run_commands(run)))
-    if commands:
-        origin["commands"] = commands
+    before = past(origins)
+    if before.commands:
+        origin["commands"] = list(before.commands)
     sets = load_sets(
         data,
         tokenizer,
@@ -129,22 +133,46 @@ def prepare(
         label_tokens=recipe.label_tokens,
         wording=recipe.wording,
     )
+    sets = replace(sets, report=before.then((), sets.report).data)
     return Start(pair, sets, origins.base, recipe, mix or Mix(), origin)
 
 
 def start_state(origins: Origins) -> tuple[State | None, str]:
     """Return the weights of the pair to go on from, None without one, and its name."""
+    state: State | None = None
+    name = ""
     if origins.starts:
-        states = [run_weights(start) for start in origins.starts]
-        return mean_of(states), ", ".join(start.name for start in origins.starts)
+        state = mean_of([run_weights(start) for start in origins.starts])
+        name = ", ".join(start.name for start in origins.starts)
+    if origins.start_model is None:
+        return state, name
+    stored = _stored(origins, origins.start_model)
+    whole, its_name = load_state(stored), f"{stored.name} {stored.manifest.fingerprint}"
+    if state is None:
+        return whole, its_name
+    share = origins.start_share
+    return between(whole, state, share), f"{share:g} of {name}, {1 - share:g} of {its_name}"
+
+
+def past(origins: Origins) -> Past:
+    """Return what went into the pairs to go on from."""
+    all_of_it = Past()
     if origins.start_model is not None:
-        shipped = shipped_store()
-        root = origins.store or shipped
-        if root is None:
-            raise InputError("store: no models are shipped here, so name theirs", field="store")
-        stored = ModelStore(shipped, root).open(origins.start_model)
-        return load_state(stored), f"{stored.name} {stored.manifest.fingerprint}"
-    return None, ""
+        stored = _stored(origins, origins.start_model)
+        provenance = stored.manifest.provenance
+        all_of_it = Past.of(stored.path, provenance.command if provenance else "")
+    for run in filter(None, (origins.start_generator, *origins.starts)):
+        one = Past.of_run(run)
+        all_of_it = all_of_it.then(one.commands, one.data)
+    return all_of_it
+
+
+def _stored(origins: Origins, name: str) -> StoredModel:
+    shipped = shipped_store()
+    root = origins.store or shipped
+    if root is None:
+        raise InputError("store: no models are shipped here, so name theirs", field="store")
+    return ModelStore(shipped, root).open(name)
 
 
 def digest(folder: Path) -> str:

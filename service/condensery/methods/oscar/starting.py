@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from condensery.networks.pointers import SpanHead, SpanPointer
 
 State = dict[str, Tensor]
 COMMAND = "command.txt"  # of a run: the command lines that made it, the first first
+DATA = "data.json"  # of a run or a published pair: the sets it read, with their counts
 GENERATOR = "generator."
 # A span head's end logits compete with each other; read as odds to stop they are too high. Of 0, 3,
 # 4 and 5 less, 4 answered best before any training (EM 17, 26, 34, 29 of 80 to 150 questions).
@@ -273,13 +275,31 @@ def mean_of(states: Sequence[State]) -> State:
     Raises:
         InputError: They are of different pairs; names the tensors.
     """
+    _check_alike(states)
+    return {n: value.to(states[0][n].dtype) for n, value in _mean(states).items()}
+
+
+def between(first: State, second: State, share: float) -> State:
+    """Return what lies between two pairs' weights, ``share`` of the way to the second.
+
+    Of a pair and what further training made of it, this keeps most of what was learnt and most of
+    what was known (Wortsman et al., arXiv:2109.01903).
+
+    Raises:
+        InputError: They are of different pairs; names the tensors.
+    """
+    _check_alike((first, second))
+    mixed = {n: (1 - share) * t.float() + share * second[n].float() for n, t in first.items()}
+    return {n: t.to(first[n].dtype) for n, t in mixed.items()}
+
+
+def _check_alike(states: Sequence[State]) -> None:
     first, *others = states
     for other in others:
         odd = [n for n in {**first, **other} if _size(first.get(n)) != _size(other.get(n))]
         if odd:
             differing = _differing(odd, first, other)
             raise InputError(f"start: runs of different pairs: {differing}", field="start")
-    return {n: value.to(first[n].dtype) for n, value in _mean(states).items()}
 
 
 def _mean(states: Sequence[State]) -> State:
@@ -304,12 +324,57 @@ def run_weights(path: Path) -> State:
         ) from error
 
 
-def run_commands(path: Path) -> list[str]:
-    """Return the command lines that made a run; none of what is no run."""
-    file = path / COMMAND
-    if not file.is_file():
-        return []
-    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What went into weights before: the command lines that made them, and what data.json says."""
+
+    commands: tuple[str, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path, commands: str) -> "Past":
+        """Read it, of a run or a stored pair; a folder without ``data.json`` read nothing.
+
+        Raises:
+            InputError: ``data.json`` is no JSON object.
+        """
+        lines = tuple(line for line in commands.splitlines() if line.strip())
+        try:
+            data = json.loads((folder / DATA).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            data = {}
+        except ValueError as error:
+            raise InputError(
+                f"start: {folder.name}/{DATA}: {error}", field="start", value=folder.name
+            ) from error
+        if not isinstance(data, dict):
+            raise InputError(
+                f"start: {folder.name}/{DATA} is no object", field="start", value=folder.name
+            )
+        return cls(lines, data)
+
+    @classmethod
+    def of_run(cls, folder: Path) -> "Past":
+        """Read it of a run; of what is no run there is none."""
+        file = folder / COMMAND
+        return cls.of(folder, file.read_text(encoding="utf-8") if file.is_file() else "")
+
+    def then(self, commands: Sequence[str], data: Mapping[str, Any]) -> "Past":
+        """Return this with what came later.
+
+        Of a set that was read twice the later counts stand, unless its file was another one: then
+        the earlier ones stay, as ``<set>-before``.
+        """
+        earlier, later = self.data.get("sources", {}), data.get("sources", {})
+        sources = dict(later)
+        for name, counts in earlier.items():
+            same = name in later and counts.get("sha256") == later[name].get("sha256")
+            kept = name
+            while not same and kept in sources:
+                kept += "-before"
+            sources.setdefault(kept, counts)
+        merged = {**self.data, **data} | ({"sources": sources} if sources else {})
+        return Past(tuple(dict.fromkeys((*self.commands, *commands))), merged)
 
 
 def _tensors(path: Path) -> State:

@@ -63,6 +63,12 @@ def test_a_pack_is_made_and_its_recipe_can_be_changed(
         ("--packed P --out O --data D", "--data: --packed has it already"),
         ("--packed P --out O --generator-layers 6", "--generator-layers: --packed has it already"),
         ("--base B --data D --out O --start S --start-model M", "--start-model: --start names"),
+        ("--base B --data D --out O --start S --start-share 0.5", "--start-share: needs"),
+        ("--base B --data D --out O --start-model M --start-share 0.5", "--start-share: needs"),
+        (
+            "--base B --data D --out O --start S --start-model M --start-share 0",
+            "--start-share 0.0: must be above 0, to 1",
+        ),
         ("--base B --data D --out O --language-model L --start-generator G", "--start-generator: "),
         ("--base B --data D --out O --two-way --language-model L", "--language-model: a two-way"),
         ("--base B --data D --out O --reader R --reader-share 0.5", "--reader-share: needs"),

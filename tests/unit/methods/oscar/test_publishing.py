@@ -2,6 +2,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiny_report import tiny_report
 
 from condensery.errors import InputError, ReportNotFound, StoreError
 from condensery.methods.oscar import publishing
+from condensery.methods.oscar.preparing import Origins, past, start_state
 from condensery.methods.oscar.publishing import publish, publish_again
 from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.networks.oscar import WORDS, OscarPair
@@ -124,6 +126,31 @@ def test_each_matrix_comes_back_within_half_a_step_of_int8_and_all_else_as_bf16(
     assert ((mapping - wanted).abs() <= 0.501 * step + 1e-6).all()
     slots = source["compressor.slots.weight"].bfloat16().float()
     assert torch.equal(pair.compressor.slots.weight, slots)
+
+
+def test_who_goes_on_from_it_has_its_weights_its_commands_and_its_data(
+    stored: StoredModel, run: Path, tmp_path: Path, pair: OscarPair
+) -> None:
+    (run / "command.txt").write_text("condensery train oscar --seed 2\n")
+    whole = Origins(tmp_path / "base", start_model="tiny-pair", store=tmp_path / "store")
+    mixed = replace(whole, starts=(run,), start_share=0.25)
+    before, both = past(whole), past(mixed)
+    assert before.data == both.data == DATA
+    provenance = stored.manifest.provenance
+    assert provenance is not None
+    assert list(before.commands) == provenance.command.splitlines()
+    assert both.commands == (*before.commands, "condensery train oscar --seed 2")
+    (stored_state, _), (state, name) = start_state(whole), start_state(mixed)
+    assert stored_state is not None
+    assert state is not None
+    assert name == f"0.25 of run, 0.75 of tiny-pair {stored.manifest.fingerprint}"
+    own = pair.own_state()
+    assert state.keys() == own.keys()
+    for part, tensor in state.items():
+        wanted = 0.75 * stored_state[part].float() + 0.25 * own[part].float()
+        torch.testing.assert_close(tensor.float(), wanted, atol=1e-2, rtol=1e-2)
+    changed = [n for n in own if not torch.equal(stored_state[n].float(), own[n].float())]
+    assert changed  # else nothing was mixed: int8 rounds
 
 
 def test_matrices_are_int8_and_the_words_stay_with_the_base(stored: StoredModel) -> None:

@@ -14,10 +14,11 @@ from condensery.methods.oscar.exporting import export
 from condensery.methods.oscar.prefixes import Prefixes
 from condensery.methods.oscar.starting import (
     END_OFFSET,
+    Past,
+    between,
     encoder_shape,
     language_model_shape,
     new_pair,
-    run_commands,
     run_weights,
     start_encoder,
     start_from,
@@ -327,10 +328,63 @@ def test_layers_that_are_not_the_encoders_are_refused(base_folder: Path) -> None
             start_two_way(pair, separator=3)
 
 
-def test_a_run_knows_the_commands_that_made_it(tmp_path: Path) -> None:
-    assert run_commands(tmp_path) == []
+def test_a_run_knows_what_made_it(tmp_path: Path) -> None:
+    assert Past.of_run(tmp_path) == Past.of_run(tmp_path / "weights.safetensors") == Past()
     (tmp_path / "command.txt").write_text("condensery train oscar --a 1\n\ncondensery b\n")
-    assert run_commands(tmp_path) == ["condensery train oscar --a 1", "condensery b"]
+    (tmp_path / "data.json").write_text('{"sources": {}, "cloze_examples": 3}')
+    own = Past.of_run(tmp_path)
+    assert own.commands == ("condensery train oscar --a 1", "condensery b")
+    assert own.data == {"sources": {}, "cloze_examples": 3}
+    for text in ("[]", "{", ""):
+        (tmp_path / "data.json").write_text(text)
+        with pytest.raises(InputError, match=r"start: .*data\.json"):
+            Past.of_run(tmp_path)
+
+
+def test_what_was_read_before_stays_beside_what_is_read_now() -> None:
+    first = Past(
+        ("a", "b"),
+        {
+            "sources": {
+                "squad/train": {"sha256": "1", "examples": 5},
+                "squad/mined": {"sha256": "2", "examples": 6},
+                "qamr/train": {"sha256": "3", "examples": 7},
+            },
+            "wikipedia_kept": 8,
+            "cloze_examples": 9,
+        },
+    )
+    now = {
+        "sources": {
+            "squad/train": {"sha256": "1", "examples": 4},  # the same file, other limits
+            "squad/mined": {"sha256": "4", "examples": 3},
+        },
+        "cloze_examples": 2,
+    }
+    both = first.then(["b", "c"], now)
+    assert both.commands == ("a", "b", "c")
+    assert both.data == {
+        "sources": {
+            "squad/train": {"sha256": "1", "examples": 4},
+            "squad/mined": {"sha256": "4", "examples": 3},
+            "squad/mined-before": {"sha256": "2", "examples": 6},
+            "qamr/train": {"sha256": "3", "examples": 7},
+        },
+        "wikipedia_kept": 8,
+        "cloze_examples": 2,
+    }
+    assert Past().then([], {"cloze_examples": 1}).data == {"cloze_examples": 1}
+
+
+def test_between_two_pairs_each_weight_is_a_share_of_the_way() -> None:
+    first = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([4.0]).bfloat16()}
+    second = {"a": torch.tensor([3.0, -2.0]), "b": torch.tensor([8.0])}
+    mixed = between(first, second, 0.25)
+    assert mixed["a"].tolist() == [1.5, 1.0]
+    assert mixed["b"].tolist() == [5.0]
+    assert mixed["b"].dtype == torch.bfloat16
+    with pytest.raises(InputError, match="start: runs of different pairs: a "):
+        between(first, {**second, "a": torch.zeros(3)}, 0.25)
 
 
 def test_an_exported_compressor_is_a_bert_whose_layers_a_pair_takes_back(
