@@ -21,17 +21,16 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.distil import teacher
+from condensery.methods.distil.corpus import Corpus
 from condensery.methods.distil.journal import Journal, Line
 from condensery.methods.distil.teacher import Teacher, TeacherAnswer
 from condensery.methods.trainer.arguments import add_machine, begin
-from condensery.methods.trainer.rows import read_rows
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.quantised import Weights
 from condensery.parsers import Parser
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
-FIELDS = ("context", "text")  # of a row, the one that holds the passage
 TOKENS_EACH = 26  # of a question and its answer, about
 LONGEST_ANSWER = 8  # words
 FEWEST_WORDS = 4  # of a question
@@ -86,28 +85,6 @@ def questions_in(reply: str, passage: str) -> Iterator[Line]:
             yield {"question": question, "passages": [passage], "gold": [0]}
 
 
-def read_passages(paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """Read passages with their titles, each text once, in their order.
-
-    Raises:
-        InputError: A file can't be read, or none of its rows holds a text.
-    """
-    passages: dict[str, str] = {}
-    for path in paths:
-        before = len(passages)
-        for row in read_rows(path):
-            text = next((row.value[name] for name in FIELDS if row.value.get(name)), None)
-            if isinstance(text, str) and text.strip():
-                passages.setdefault(text.strip(), str(row.value.get("title") or ""))
-        if len(passages) == before:
-            raise InputError(
-                f"passages: {path}: no row that is new has any of {', '.join(FIELDS)}",
-                field="passages",
-                value=str(path),
-            )
-    return list(passages.items())
-
-
 def lines_of(
     passages: Sequence[tuple[str, str]], replies: Sequence[TeacherAnswer]
 ) -> Iterator[Line]:
@@ -131,7 +108,9 @@ def make(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         InputError: Passages, the model or the settings are of no use; named.
         TrainingStopped: The disk refused.
     """
-    passages = read_passages(args.passages)[: args.limit]
+    corpus = Corpus()
+    corpus.add_files(args.passages, fields=("text", "context"))
+    passages = [(passage.text.strip(), passage.title) for passage in corpus.passages[: args.limit]]
     dtype = choose_dtype(device, args.dtype)
     digest = hashlib.sha256(json.dumps(passages).encode()).hexdigest()
     about = {

@@ -33,6 +33,26 @@ class Corpus:
             self.passages.append(CorpusPassage(str(place), text, title))
         return place
 
+    def add_files(self, paths: Iterable[Path], fields: Sequence[str] = ("text",)) -> None:
+        """Add the passages of files' rows, with their titles.
+
+        Args:
+            paths: JSONL, folders of it, ``datasets`` folders.
+            fields: Of a row, the first of them that it has is its passage.
+
+        Raises:
+            InputError: A file can't be read, or a row has no text; names file, line and value.
+        """
+        for path in paths:
+            for row in read_rows(path):
+                name = next((name for name in fields if name in row.value), fields[0])
+                text, title = row.value.get(name), row.value.get("title")
+                if not isinstance(text, str) or not text.strip():
+                    raise InputError(
+                        f"{row.where}: {name}: {shorten(text)} is no text", field=name, value=text
+                    )
+                self.add(text, title if isinstance(title, str) else "")
+
 
 def build_corpus(questions: Sequence[TrainingQuestion], files: Iterable[Path] = ()) -> Corpus:
     """Put together what is searched.
@@ -57,14 +77,7 @@ def build_corpus(questions: Sequence[TrainingQuestion], files: Iterable[Path] = 
         }
         for question in questions
     ]
-    for path in files:
-        for row in read_rows(path):
-            text, title = row.value.get("text"), row.value.get("title")
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(
-                    f"{row.where}: text: {shorten(text)} is no text", field="text", value=text
-                )
-            corpus.add(text, title if isinstance(title, str) else "")
+    corpus.add_files(files)
     answers = Answers([passage.text for passage in corpus.passages])
     for question, places in zip(questions, own, strict=True):
         named = tuple(place for place, is_gold in places.items() if is_gold)
