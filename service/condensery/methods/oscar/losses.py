@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from condensery.methods.oscar.batches import IGNORED, Batch
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_compressor import Compressed
+from condensery.networks.oscar_compressor import Compressed, Compressor
 from condensery.networks.oscar_generator import LlamaGenerator, TwoWayGenerator
 from condensery.networks.pointers import Spans
 
@@ -28,6 +28,7 @@ class Weights:
     repeats: float = 0.0
     copies: float = 0.0
     taught: float = 0.0
+    kept: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Losses:
     repeats: Tensor
     copies: Tensor
     taught: Tensor
+    kept: Tensor
 
     def total(self, weights: Weights) -> Tensor:
         """Return the weighted sum."""
@@ -52,6 +54,7 @@ class Losses:
             + weights.repeats * self.repeats
             + weights.copies * self.copies
             + weights.taught * self.taught
+            + weights.kept * self.kept
         )
 
 
@@ -91,7 +94,9 @@ def soft_word_vectors(ids: Tensor, words: Tensor) -> Tensor:
     return (mixed + SOFT_WORD_NOISE * torch.randn_like(mixed)).to(words.dtype)
 
 
-def losses(pair: OscarPair, batch: Batch, taught: Spans | None = None) -> Losses:
+def losses(
+    pair: OscarPair, batch: Batch, taught: Spans | None = None, before: Compressor | None = None
+) -> Losses:
     """Compute the answer's cross-entropy, the rerank head's and the pointer's.
 
     The pair's attention is the packed one (``networks.attention``), that of a two-way generator
@@ -107,9 +112,10 @@ def losses(pair: OscarPair, batch: Batch, taught: Spans | None = None) -> Losses
         pair: In training.
         batch: What it reads.
         taught: How likely a teacher finds each span of the batch's passages (``taught_loss``).
+        before: The compressor as it was, whose reading is to be kept (``kept_loss``).
     """
     zero = torch.zeros((), device=batch.prompt.device)
-    relevance = score = pointer = told = zero
+    relevance = score = pointer = told = kept = zero
     memory = None
     if batch.given is not None:
         compressed = pair.compressor(batch.given, pair.generator.words)
@@ -120,6 +126,10 @@ def losses(pair: OscarPair, batch: Batch, taught: Spans | None = None) -> Losses
             score = F.mse_loss(logits[batch.scored_at], batch.scores)
         if taught is not None:
             told = taught_loss(compressed, taught)
+        if before is not None:
+            with torch.no_grad():
+                old = before(batch.given, pair.generator.words)
+            kept = kept_loss(compressed, old)
         if compressed.spans is not None:
             if len(batch.answers):
                 pointer = compressed.spans.only(batch.answers_at).nll(batch.answers).mean()
@@ -133,7 +143,7 @@ def losses(pair: OscarPair, batch: Batch, taught: Spans | None = None) -> Losses
             )
             pointer = total / (batch.pointed != IGNORED).sum().clamp_min(1)
     if not len(batch.labels):  # passages that are only ranked
-        return Losses(zero, relevance, score, pointer, zero, zero, told)
+        return Losses(zero, relevance, score, pointer, zero, zero, told, kept)
     with _Copying(pair, batch) as copying:
         hidden = pair.generator(
             prompt_embeds(pair, batch, memory)[None],
@@ -143,7 +153,7 @@ def losses(pair: OscarPair, batch: Batch, taught: Spans | None = None) -> Losses
     answer = F.nll_loss(likely, batch.labels)
     again = likely[batch.repeats_at, batch.repeats].exp().clamp(max=1 - 1e-5)
     repeats = -torch.log1p(-again).sum() / len(batch.labels)
-    return Losses(answer, relevance, score, pointer, repeats, copying.loss, told)
+    return Losses(answer, relevance, score, pointer, repeats, copying.loss, told, kept)
 
 
 def taught_loss(compressed: Compressed, taught: Spans) -> Tensor:
@@ -157,6 +167,19 @@ def taught_loss(compressed: Compressed, taught: Spans) -> Tensor:
     apart = (wanted.exp() * (wanted - compressed.spans.every())).sum(1).mean()
     likely = torch.sigmoid(taught.odds())
     return apart + F.binary_cross_entropy_with_logits(compressed.relevance, likely)
+
+
+def kept_loss(compressed: Compressed, old: Compressed) -> Tensor:
+    """Return how far a pair's reading went from what it was, a scalar.
+
+    The divergence of its spans from those it found before, given that there is an answer, a mean
+    over passages (learning without forgetting: Li and Hoiem, arXiv:1606.09282). Whether there is
+    one is free to be learnt anew.
+    """
+    assert compressed.spans is not None
+    assert old.spans is not None
+    now, wanted = (spans.table.flatten(1).log_softmax(1) for spans in (compressed.spans, old.spans))
+    return (wanted.exp() * (wanted - now)).sum(1).mean()
 
 
 def _reading(batch: Batch) -> dict[str, object]:

@@ -28,6 +28,7 @@ class Recipe:
             lambda).
         pointer_weight: Weight of the pointer's loss.
         taught_weight: Weight of what a teacher (``--teacher``) says of passages.
+        keep_weight: Weight of staying with where the pair that a run goes on from finds answers.
         copy_weight: Weight of the loss that teaches attention where the answer's next word stands,
             for passages read as text.
         repeat_weight: Weight of the unlikelihood of saying again what was said.
@@ -55,6 +56,7 @@ class Recipe:
     score_weight: float = 0.05
     pointer_weight: float = 1.0
     taught_weight: float = 1.0
+    keep_weight: float = 0.0
     copy_weight: float = 0.0
     repeat_weight: float = 0.1
     cloze: int = 30_000
@@ -73,6 +75,7 @@ class Recipe:
             self.repeat_weight,
             self.copy_weight,
             self.taught_weight,
+            self.keep_weight,
         )
 
     def trainer(self, every: int) -> TrainerRecipe:

@@ -32,6 +32,7 @@ from condensery.methods.trainer.texts import open_tokenizer
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_packing import Specials
 from condensery.question import exact_match, f1_score
 from condensery.runtime.oscar import OscarModel
@@ -40,7 +41,7 @@ from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.workers import Workers
 
 log = logging.getLogger(__name__)
-TERMS = ("answer", "relevance", "score", "pointer", "repeats", "copies", "taught")
+TERMS = ("answer", "relevance", "score", "pointer", "repeats", "copies", "taught", "kept")
 VALIDATED, FEWEST = 60, 20  # questions of a validation; fewer may lack five passages
 AT_ONCE = 16  # questions asked side by side
 # Of a two-way generator, what an encoder knows already; the rest of it is new.
@@ -173,6 +174,17 @@ class PairTraining(Method[OscarPair, list[Item]]):
             setup.dtype,
             setup.device,
         )
+        # As it is before a checkpoint is read: a run that goes on keeps what it began with.
+        self._before: Compressor | None = None
+        if start.recipe.keep_weight:
+            if not self.module.shape.bounds or not {"start", "reader"} & start.origin.keys():
+                raise InputError(
+                    f"keep_weight={start.recipe.keep_weight}: what is kept is where a pair with "
+                    "--bounds, which the run goes on from, finds answers",
+                    field="keep_weight",
+                    value=start.recipe.keep_weight,
+                )
+            self._before = copy.deepcopy(self.module.compressor).eval().requires_grad_(False)
         self._teacher: Teacher | None = None
         if teacher is not None:
             if not self.module.shape.bounds:
@@ -208,7 +220,7 @@ class PairTraining(Method[OscarPair, list[Item]]):
         if self._teacher is not None and laid.given is not None:
             rows = [row for item in batch if not item.plain for row in item.rows]
             taught = self._teacher(rows, laid.given.passage_at.shape[1])
-        result = losses(self.module, laid, taught)
+        result = losses(self.module, laid, taught, self._before)
         terms = {name: getattr(result, name) for name in TERMS}
         return Loss(result.total(self._start.recipe.weights), items=len(batch), terms=terms)
 

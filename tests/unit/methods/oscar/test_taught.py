@@ -118,6 +118,30 @@ def test_what_is_taught_is_the_divergence_and_the_cross_entropy_of_there_being_a
     assert losses(pair, batch).taught.item() == 0
 
 
+def test_what_is_kept_is_the_divergence_of_spans_given_an_answer() -> None:
+    pair, old = tiny_pair(bounds=True), tiny_pair(bounds=True)
+    layout = Layout(pair.shape, SPECIALS, pair.compressor.slot_positions)
+    batch = collate([Item(row.question, (row,), words("old")) for row in ROWS], layout)
+    assert batch.given is not None
+    with torch.no_grad():
+        for weights in old.compressor.pointer.parameters():
+            weights.add_(torch.randn_like(weights))
+    assert losses(pair, batch, before=pair.compressor).kept.item() == pytest.approx(0, abs=1e-6)
+    result = losses(pair, batch, before=old.compressor)
+    found, wanted = (
+        each.compressor(batch.given, each.generator.words).spans for each in (pair, old)
+    )
+    apart = F.kl_div(*(spans.table.flatten(1).log_softmax(1) for spans in (found, wanted)),
+                     log_target=True, reduction="batchmean")  # fmt: skip
+    assert result.kept.item() == pytest.approx(apart.item(), rel=1e-4)
+    assert apart.item() > 0.1  # else nothing is shown
+    result.kept.backward()
+    head = pair.compressor.pointer.span
+    assert head.weight.grad.abs().sum() > 0
+    assert all(weights.grad is None for weights in old.parameters())
+    assert pair.compressor.rerank.weight.grad is None  # whether there is an answer is free
+
+
 def beginning(base: Path, data: Path, recipe: Recipe, shape: OscarShape = SHAPE) -> Start:
     mix = Mix(smallest=16, spelled=0, plain=0, none=0)
     return prepare(Origins(base), data, shape, recipe, mix=mix)
@@ -140,6 +164,14 @@ def test_a_pair_comes_nearer_to_its_teacher(
     assert checkpoint is not None
     state = json.loads((checkpoint.path / "state.json").read_text())
     assert sha256_of(reader / "model.safetensors") in json.dumps(state)
+
+
+def test_a_run_that_keeps_needs_something_to_keep(
+    base_folder: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    start = beginning(base_folder, data_folder, Recipe(cloze=20, keep_weight=1))
+    with pytest.raises(InputError, match=r"keep_weight=1: what is kept .* goes on from"):
+        train(start, tmp_path, limit=0)
 
 
 def test_a_teacher_of_no_use_is_refused_by_name(
