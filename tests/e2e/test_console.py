@@ -359,7 +359,7 @@ def test_models_are_verified_named_unloaded_and_loaded_again(tabs):
     page.get_by_text("minilm-l6-shrp 3 serves, loaded in").wait_for()
     page.get_by_role("link", name="oscar-mini").click()
     page.locator("article table").first.wait_for()
-    # An image is in the page before its bytes are asked for; without a source, decode() fails instead of waiting.
+    # An image has no source until its bytes have come, and decode() fails then instead of waiting.
     # wait_for_function would evaluate a string once more, which the page's policy forbids.
     plot = page.locator("article img[src]").first
     assert plot.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100

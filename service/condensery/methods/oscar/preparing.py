@@ -159,8 +159,7 @@ def past(origins: Origins) -> Past:
     all_of_it = Past()
     if origins.start_model is not None:
         stored = _stored(origins, origins.start_model)
-        provenance = stored.manifest.provenance
-        all_of_it = Past.of(stored.path, provenance.command if provenance else "")
+        all_of_it = Past.of(stored.path, stored.manifest.provenance.command)
     for run in filter(None, (origins.start_generator, *origins.starts)):
         one = Past.of_run(run)
         all_of_it = all_of_it.then(one.commands, one.data)
