@@ -163,8 +163,7 @@ def taught_loss(compressed: Compressed, taught: Spans) -> Tensor:
     relevance with the probability that the teacher sees an answer; each a mean over passages.
     """
     assert compressed.spans is not None
-    wanted = taught.every()
-    apart = (wanted.exp() * (wanted - compressed.spans.every())).sum(1).mean()
+    apart = _divergence(taught.every(), compressed.spans.every())
     likely = torch.sigmoid(taught.odds())
     return apart + F.binary_cross_entropy_with_logits(compressed.relevance, likely)
 
@@ -179,7 +178,12 @@ def kept_loss(compressed: Compressed, old: Compressed) -> Tensor:
     assert compressed.spans is not None
     assert old.spans is not None
     now, wanted = (spans.table.flatten(1).log_softmax(1) for spans in (compressed.spans, old.spans))
-    return (wanted.exp() * (wanted - now)).sum(1).mean()
+    return _divergence(wanted, now)
+
+
+def _divergence(wanted: Tensor, found: Tensor) -> Tensor:
+    """Return the mean over rows of KL(wanted || found), of log-probabilities, (rows, spans)."""
+    return (wanted.exp() * (wanted - found)).sum(1).mean()
 
 
 def _reading(batch: Batch) -> dict[str, object]:

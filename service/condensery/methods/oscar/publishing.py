@@ -18,7 +18,7 @@ from condensery.methods.oscar.evaluating.parts import MADE, read_parts
 from condensery.methods.oscar.measured import Report, check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import Source, licence_of, read_sources
-from condensery.methods.oscar.starting import COMMAND
+from condensery.methods.oscar.starting import COMMAND, DATA
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.methods.trainer.publishing import publication
 from condensery.methods.trainer.reports import without_folders
@@ -74,9 +74,9 @@ class Run:
         except (TypeError, ValueError) as error:
             raise _wrong(folder, f"its shape is not that of a small pair: {error}") from error
         try:
-            data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+            data = json.loads((folder / DATA).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise _wrong(folder, f"data.json can't be read: {error}") from error
+            raise _wrong(folder, f"{DATA} can't be read: {error}") from error
         mix = state.get("mix", {})
         return cls(
             checkpoint,
@@ -148,7 +148,7 @@ def publish(
     licence = licence or licence_of(sources)
     manifest = _manifest(name, licence, trained, base, shape, sources, tensors, notes)
     existing = {file: base.path / file for file in ("tokenizer.json", "config.json")}
-    with publication(existing | {"data.json": run / "data.json"}) as pair:
+    with publication(existing | {DATA: run / DATA}) as pair:
         save_state(pair.folder, tensors, int8_names=matrices)
         pair.add_written()
         served = {"end_offset": end_offset} if end_offset else {}
@@ -223,15 +223,15 @@ def publish_again(
         StoreError: The store refused.
     """
     stored = store.open(name)
-    if "data.json" not in stored.manifest.files:
+    if DATA not in stored.manifest.files:
         raise InputError(
-            f"again: {name!r} has no data.json: condensery publish oscar did not make it",
+            f"again: {name!r} has no {DATA}: condensery publish oscar did not make it",
             field="again",
             value=name,
         )
     report = _with_parts(StoredReport(stored).report().report, parts or {})
     _check_ranked(report, stored.manifest.fingerprint)
-    data = json.loads((stored.path / "data.json").read_text(encoding="utf-8"))
+    data = json.loads((stored.path / DATA).read_text(encoding="utf-8"))
     own = stored.manifest.provenance
     sources, others = read_sources(data, _licences(data, own.data))
     provenance = own.model_copy(update={"notes": (*own.notes, *notes)})

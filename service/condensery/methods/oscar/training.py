@@ -24,7 +24,7 @@ from condensery.methods.oscar.losses import losses
 from condensery.methods.oscar.packs import Start
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Sampler
-from condensery.methods.oscar.starting import COMMAND
+from condensery.methods.oscar.starting import COMMAND, DATA
 from condensery.methods.oscar.taught import Teacher
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
@@ -282,7 +282,7 @@ def train(
     log.info("data %s", json.dumps(report))
     if setup.is_first:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "data.json").write_text(json.dumps(report, indent=1))
+        (out / DATA).write_text(json.dumps(report, indent=1))
         commands = [*start.origin.get("commands", ()), setup.command]
         (out / COMMAND).write_text("".join(f"{line}\n" for line in commands))
     return run_training(PairTraining(start, setup, limit, teacher), out, setup.processes)
