@@ -45,8 +45,8 @@ TEXTS = QUESTIONS[:16]
 # Alone and in a batch differ by rounding; two versions by far more.
 SAME, APART = 2e-3, 2e-2
 # After the first cycles, in which each thread's arena grows to what its passes take. What leaks
-# does so in every cycle: in the median next to nothing may be left. An arena may still grow
-# by a step (15 MiB, once in twenty cycles); in all it is to be less than one model.
+# does so in every cycle: in the median next to nothing may be left. A worker's arena may still
+# grow by a step; in all it is to be less than one model.
 MOST_LEFT_MIB = 0.25
 SKIPPED_CYCLES = 10
 MIB = 2**20

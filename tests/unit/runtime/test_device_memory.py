@@ -60,6 +60,40 @@ def test_what_is_free_goes_back_to_the_system() -> None:
     assert circle == "True"
 
 
+LOADING = """
+import threading
+from condensery.runtime.device import prepare_process, release_memory
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+def load():
+    pieces = [b"x" * (64 << 10) for _ in range(600)]
+    full = resident()
+    pieces.clear()
+    kept = resident()
+    release_memory()
+    print(full - kept, kept - resident())
+
+prepare_process()
+thread = threading.Thread(target=load)  # its arena is its own
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_the_end_of_the_loading_threads_arena_goes_back_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=240, check=True
+    )
+    before, released = map(int, done.stdout.split())
+    # Of 38 MiB, in KiB.
+    assert before < 4 << 10
+    assert released > 34 << 10
+
+
 SHAPES = """
 import threading
 import torch
