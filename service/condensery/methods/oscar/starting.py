@@ -336,28 +336,26 @@ class Past:
         """Read it, of a run or a stored pair; a folder without ``data.json`` read nothing.
 
         Raises:
-            InputError: ``data.json`` is no JSON object.
+            InputError: ``data.json`` can't be read, or is no JSON object.
         """
         lines = tuple(line for line in commands.splitlines() if line.strip())
+        text = _read_text(folder / DATA)
         try:
-            data = json.loads((folder / DATA).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            data = {}
+            data = {} if text is None else json.loads(text)
         except ValueError as error:
-            raise InputError(
-                f"start: {folder.name}/{DATA}: {error}", field="start", value=folder.name
-            ) from error
+            raise _unreadable(folder / DATA, error) from error
         if not isinstance(data, dict):
-            raise InputError(
-                f"start: {folder.name}/{DATA} is no object", field="start", value=folder.name
-            )
+            raise _unreadable(folder / DATA, "is no object")
         return cls(lines, data)
 
     @classmethod
     def of_run(cls, folder: Path) -> "Past":
-        """Read it of a run; of what is no run there is none."""
-        file = folder / COMMAND
-        return cls.of(folder, file.read_text(encoding="utf-8") if file.is_file() else "")
+        """Read it of a run; of what is no run there is none.
+
+        Raises:
+            InputError: A file of it can't be read.
+        """
+        return cls.of(folder, _read_text(folder / COMMAND) or "")
 
     def then(self, commands: Sequence[str], data: Mapping[str, Any]) -> "Past":
         """Return this with what came later.
@@ -375,6 +373,21 @@ class Past:
             sources.setdefault(kept, counts)
         merged = {**self.data, **data} | ({"sources": sources} if sources else {})
         return Past(tuple(dict.fromkeys((*self.commands, *commands))), merged)
+
+
+def _read_text(file: Path) -> str | None:
+    """Return what a file of a run says; None where there is none."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, why: object) -> InputError:
+    folder = file.parent.name
+    return InputError(f"start: {folder}/{file.name}: {why}", field="start", value=folder)
 
 
 def _tensors(path: Path) -> State:

@@ -339,6 +339,9 @@ def test_a_run_knows_what_made_it(tmp_path: Path) -> None:
         (tmp_path / "data.json").write_text(text)
         with pytest.raises(InputError, match=r"start: .*data\.json"):
             Past.of_run(tmp_path)
+    (tmp_path / "command.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"start: .*command\.txt: 'utf-8'"):
+        Past.of_run(tmp_path)
 
 
 def test_what_was_read_before_stays_beside_what_is_read_now() -> None:
