@@ -43,8 +43,8 @@ class Run:
         recipe: How it was trained.
         steps: Done.
         data: What ``data.json`` says.
-        command: What trained it, without the folders that it names.
-        origin: Where its first weights come from.
+        command: What trained it and what it goes on from, a line each, without folders.
+        origin: Where its first weights come from, by what it is.
     """
 
     checkpoint: Checkpoint
@@ -78,14 +78,16 @@ class Run:
         except (OSError, ValueError) as error:
             raise _wrong(folder, f"{DATA} can't be read: {error}") from error
         mix = state.get("mix", {})
+        origin = dict(state.get("origin", {}))
+        before = [without_folders(line) for line in origin.pop("commands", ())]
         return cls(
             checkpoint,
             dimensions,
             {**recipe, "mix": mix} if mix else recipe,
             int(state["step"]),
             data,
-            _command(folder) or command(recipe),
-            state.get("origin", {}),
+            _command(folder) or "\n".join((*before, command(recipe))),
+            origin,
         )
 
 
@@ -187,7 +189,7 @@ def _manifest(
             data=tuple(source.line for source in sources),
             seed=trained.recipe.get("seed"),
             source=base.name,
-            notes=(*(_note(name, value) for name, value in trained.origin.items()), *notes),
+            notes=(*(f"{n.replace('_', ' ')}: {v}" for n, v in trained.origin.items()), *notes),
         ),
         cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
     )
@@ -286,13 +288,6 @@ def _command(run: Path) -> str:
         return ""
     except (OSError, ValueError) as error:
         raise _wrong(run, f"{COMMAND} can't be read: {error}") from error
-
-
-def _note(name: str, value: Any) -> str:
-    """Return where first weights come from, commands without the folders that they name."""
-    if name == "commands" and isinstance(value, list):
-        value = "; ".join(without_folders(str(line)) for line in value)
-    return f"{name.replace('_', ' ')}: {value}"
 
 
 def command(recipe: dict[str, Any]) -> str:

@@ -266,6 +266,25 @@ def test_the_command_that_was_written_down_is_told_without_the_machines_folders(
     assert "    condensery train oscar --out a\n" in (stored.path / "card.md").read_text()
 
 
+def test_what_a_run_goes_on_from_is_told_once(
+    run: Path, base: StoredModel, store: ModelStore, pair: OscarPair
+) -> None:
+    origin = {"start_weights": "pair", "commands": ["condensery train oscar --out /r/a"]}
+    about = {"shape": pair.shape.to_dict(), "recipe": RECIPE, "origin": origin}
+    save_checkpoint(run, 8, pair.own_state(), {"0.master": torch.zeros(1)}, about)
+    unwritten = publish(run, base, store, name="tiny-pair").manifest.provenance
+    lines = "condensery train oscar --out a\ncondensery train oscar --seed 3\n"
+    (run / "command.txt").write_text(lines)
+    written = publish(run, base, store, name="tiny-pair").manifest.provenance
+    assert unwritten is not None
+    assert written is not None
+    assert written.command == lines.strip()
+    first, last = unwritten.command.splitlines()
+    assert first == "condensery train oscar --out a"
+    assert last.endswith("--seed 5")
+    assert written.notes == unwritten.notes == ("start weights: pair",)
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
