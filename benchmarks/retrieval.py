@@ -91,7 +91,7 @@ async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
     done, _ = await indexes.count_documents(services, "set")
     for start in range(done, len(documents), BATCH):
         block = [
-            Document(document["_id"], f"{document.get('title', '')}\n{document['text']}".strip())
+            Document(document["_id"], f"{document.get('title', '')}\n\n{document['text']}".strip())
             for document in documents[start : start + BATCH]
         ]
         await indexes.upsert_documents(services, "set", block)

@@ -354,7 +354,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a document: ``text == document.text[start:end]`` (characters)."""
+    """A piece of a document: ``text == document.text[start:end]`` (characters).
+
+    Attributes:
+        heading: What the document begins with and the passage stands under; "" where it begins
+            there itself, or the document has none.
+    """
 
     id: str
     document_id: str
@@ -362,6 +367,22 @@ class Passage:
     start: int
     end: int
     metadata: Metadata = field(default_factory=dict)
+    heading: str = ""
+
+    @property
+    def above(self) -> str:
+        """What a model reads before its text (``put_above``)."""
+        return put_above(self.heading)
+
+    @property
+    def headed_text(self) -> str:
+        """Its text under its heading, as it is searched, embedded and read."""
+        return self.above + self.text
+
+
+def put_above(heading: str) -> str:
+    """Return what of a heading stands above a passage's text: itself, and a blank line."""
+    return f"{heading.lstrip()}\n\n" if heading else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +398,15 @@ class Hit(Passage):
     @property
     def passage(self) -> Passage:
         """The passage without its score."""
-        return Passage(self.id, self.document_id, self.text, self.start, self.end, self.metadata)
+        return Passage(
+            self.id,
+            self.document_id,
+            self.text,
+            self.start,
+            self.end,
+            self.metadata,
+            self.heading,
+        )
 
 
 def make_hit(passage: Passage, score: float) -> Hit:
@@ -389,6 +418,7 @@ def make_hit(passage: Passage, score: float) -> Hit:
         passage.start,
         passage.end,
         passage.metadata,
+        passage.heading,
         score=score,
     )
 

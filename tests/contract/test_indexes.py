@@ -214,3 +214,20 @@ def test_hybrid_forgets_what_is_deleted_and_keeps_to_the_filter(
             assert len(documents) == {"hybrid": 3, "dense": 3}.get(search, len(documents))
         hits = client.query(index, "Radium and bread", search="hybrid", filter=late)
         assert [hit.passage.document_id for hit in hits] == ["radium", "rhine"]
+
+
+def test_both_doors_show_the_heading_that_a_passage_is_found_under(
+    clients: Clients, client: Client | GrpcClient, index: str
+) -> None:
+    heading = "Yeast of the Alps"
+    rest_of_it = " ".join(f"Sample {number} was kept in a cold room." for number in range(60))
+    client.upsert(index, [Document("yeast", f"{heading}\n\n{rest_of_it}")])
+    for search in ("bm25", "hybrid"):
+        results = [client.query(index, "alps", search=search, top_k=9) for client in clients]
+        rest, grpc = ([hit.passage for hit in hits] for hits in results)
+        assert rest == grpc
+        (first, *others) = (hit for hit in rest if hit.document_id == "yeast")
+        later = [hit for hit in (first, *others) if hit.start]
+        assert later
+        assert {(hit.heading, hit.text.startswith("Sample")) for hit in later} == {(heading, True)}
+        assert [hit.heading for hit in (first, *others) if not hit.start] in ([], [""])

@@ -51,11 +51,12 @@ class IndexRetriever(BaseRetriever):
 
 
 def _to_node(hit: Hit) -> NodeWithScore:
+    heading = {"heading": hit.heading} if hit.heading else {}
     node = TextNode(
         id_=hit.id,
         text=hit.text or "",
         start_char_idx=hit.start,
         end_char_idx=hit.end,
-        metadata={**hit.metadata, "document_id": hit.document_id},
+        metadata={**heading, **hit.metadata, "document_id": hit.document_id},
     )
     return NodeWithScore(node=node, score=hit.score)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from condensery.index import fields
 from condensery.index.filters import Filter
+from condensery.values import put_above
 
 # Words of a query that are looked for: the rarest, which decide; each costs a pass over all the
 # passages that have it. They are picked among its first so many different words.
@@ -51,7 +52,7 @@ def create(connection: sqlite3.Connection) -> None:
     _run(connection, _SCHEMA)
     # document by document: one may be long, and have many passages
     for row, text in connection.execute("SELECT row, text FROM documents ORDER BY row"):
-        insert(connection, _cut(connection, row, text))
+        insert(connection, _cut(connection, row, text, "0"))
 
 
 def insert(connection: sqlite3.Connection, passages: Iterable[tuple[int, str]]) -> None:
@@ -139,13 +140,19 @@ def _count(connection: sqlite3.Connection, word: str) -> int:
     return int(row[0]) if row else 0
 
 
-def _cut(connection: sqlite3.Connection, document: int, text: str) -> list[tuple[int, str]]:
-    """Return a document's passages, by row."""
+def _cut(
+    connection: sqlite3.Connection, document: int, text: str, above: str = "heading_chars"
+) -> list[tuple[int, str]]:
+    """Return a document's passages by row, each as its words were taken: under its heading.
+
+    Args:
+        above: How many characters that has: a column from format 6 on.
+    """
     spans = connection.execute(
-        "SELECT row, start_char, end_char FROM passages WHERE document = ? ORDER BY row",
+        f"SELECT row, start_char, end_char, {above} FROM passages WHERE document = ? ORDER BY row",
         (document,),
     )
-    return [(row, text[start:end]) for row, start, end in spans]
+    return [(row, put_above(text[:chars]) + text[start:end]) for row, start, end, chars in spans]
 
 
 def _run(connection: sqlite3.Connection, statements: str) -> None:

@@ -215,6 +215,13 @@ def _check_span(passage: Passage, texts: Mapping[str, str], field: str) -> None:
             f"{shorten(passage.document_id)}.",
             (start, end),
         )
+    if not text.startswith(passage.heading) or len(passage.heading) > start:
+        raise InputError.at(
+            f"{field}.heading",
+            f"{shorten(passage.heading)} is not what document {shorten(passage.document_id)} "
+            "begins with before the passage.",
+            passage.heading,
+        )
 
 
 def _check_utf8(text: str, field: str) -> bytes:

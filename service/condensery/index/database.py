@@ -35,12 +35,21 @@ def _add_prompts(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE settings ADD COLUMN {name} TEXT")
 
 
+def _add_headings(connection: sqlite3.Connection) -> None:
+    """Let passages have a heading, the first characters of their document: from format 5 to 6.
+
+    Those that are there have none, as they were embedded.
+    """
+    connection.execute("ALTER TABLE passages ADD COLUMN heading_chars INTEGER NOT NULL DEFAULT 0")
+
+
 # MIGRATIONS[i] brings a file from format i + 1 to i + 2, inside a transaction.
 MIGRATIONS: tuple[Migration, ...] = (
     bm25.create,
     fields.create,
     _add_options,
     _add_prompts,
+    _add_headings,
 )
 
 BUSY_SECONDS = 10.0  # for a lock

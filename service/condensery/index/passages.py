@@ -74,18 +74,18 @@ def insert(
     stored = np.ascontiguousarray(vectors, dtype=_LITTLE_ENDIAN)
     for row, (passage, metadata), vector in zip(rows.tolist(), passages, stored, strict=True):
         differing = None if metadata == json_of[passage.document_id] else metadata
-        span = (passage.start, passage.end)
+        span, above = (passage.start, passage.end), len(passage.heading)
         try:
             connection.execute(
-                "INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?)",
-                (row, passage.id, row_of[passage.document_id], *span, differing),
+                "INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (row, passage.id, row_of[passage.document_id], *span, differing, above),
             )
         except sqlite3.IntegrityError as error:
             raise InputError.at(
                 "passages", f"the id {shorten(passage.id)} belongs to another document.", passage.id
             ) from error
         connection.execute("INSERT INTO vectors VALUES (?, ?)", (row, vector.tobytes()))
-    texts = (passage.text for passage, _ in passages)
+    texts = (passage.headed_text for passage, _ in passages)
     bm25.insert(connection, zip(rows.tolist(), texts, strict=True))
 
 
@@ -119,8 +119,16 @@ def fetch(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, Pass
     for chunk in _chunks(list({record[5] for record in records})):
         texts.update(_in(connection, "SELECT row, text FROM documents WHERE row IN ({})", chunk))
     return {
-        row: Passage(passage, document, texts[at][start:end], start, end, json.loads(metadata))
-        for row, passage, document, start, end, at, metadata in records
+        row: Passage(
+            passage,
+            document,
+            texts[at][start:end],
+            start,
+            end,
+            json.loads(metadata),
+            texts[at][:above],
+        )
+        for row, passage, document, start, end, at, metadata, above in records
     }
 
 
@@ -218,8 +226,9 @@ _DOCUMENTS_OF = (
 _AFTER = "SELECT passage, vector FROM vectors WHERE passage > ? ORDER BY passage LIMIT ?"
 _VECTORS = "SELECT passage, vector FROM vectors WHERE passage IN ({}) ORDER BY passage"
 _PASSAGES = (
-    "SELECT p.row, p.id, d.id, p.start_char, p.end_char, d.row, coalesce(p.metadata, d.metadata) "
-    "FROM passages AS p JOIN documents AS d ON d.row = p.document WHERE p.row IN ({})"
+    "SELECT p.row, p.id, d.id, p.start_char, p.end_char, d.row, coalesce(p.metadata, d.metadata), "
+    "p.heading_chars FROM passages AS p JOIN documents AS d ON d.row = p.document "
+    "WHERE p.row IN ({})"
 )
 
 

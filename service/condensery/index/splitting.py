@@ -1,7 +1,13 @@
-"""Cut a long text into passages of bounded length, at the ends of sentences where it can."""
+"""Cut a long text into passages of bounded length, at the ends of sentences where it can.
+
+What a passage is about often stands above it only: a text's heading is found, to be read with each
+passage that begins after it.
+"""
 
 import re
 from collections.abc import Sequence
+
+from condensery.sentences import MOST_CHARACTERS, sentences
 
 Span = tuple[int, int]
 
@@ -9,9 +15,55 @@ Span = tuple[int, int]
 _SENTENCE_END = re.compile(r"(?:[.!?…][\"'”’»)\]]*\s+|[。！？]\s*)$")
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*$")
 _LOOK_BACK = 64
+# What a heading stands over: a blank line, or a line drawn under it.
+_BELOW_HEADING = re.compile(r"[^\S\n]*\n|([=\-~^*+#\"'])\1{2,}[^\S\n]*\n")
+_MARKED = re.compile(r"#{1,6}\s")  # Markdown's needs neither
+_NO_HEADING = re.compile(r"[-*+>|]\s|```|~~~")  # of a list, a quotation, a table, of code
+_GOES_ON = (",", "，", ";", "；", ":", "：")
+MAX_HEADING_CHARS = 400  # a longer line is a paragraph
+_BETWEEN_TOKENS = 2  # at most, for the blank line between a heading and a passage
 
 
-def split(text: str, offsets: Sequence[Span], size: int, overlap: int) -> list[Span]:
+def find_heading(text: str, offsets: Sequence[Span], most: int) -> int:
+    """Return where a text's heading ends, in characters; 0 where it begins without one.
+
+    It is the first line, if it is one sentence at most and stands over a blank line, is underlined,
+    or is Markdown's. Of one of more than ``most`` tokens it is the words that fit.
+
+    Args:
+        text: The text that was tokenised.
+        offsets: As of ``split``.
+        most: Tokens; 0 finds none.
+    """
+    start = len(text) - len(text.lstrip())
+    line = text[start : text.find("\n", start) + 1]  # "" where there is no other
+    if not _is_heading(line.rstrip(), text, start + len(line)):
+        return 0
+    end = start + len(line.rstrip())
+    tokens = [token for token in offsets if token[1] > token[0]]
+    count = sum(1 for token in tokens if token[1] <= end)
+    if count > most:
+        count = next((at for at in range(most, 0, -1) if _between_words(text, tokens, at)), 0)
+        end = tokens[count - 1][1]
+    return end if count else 0
+
+
+def _is_heading(line: str, text: str, end: int) -> bool:
+    """Tell whether a text's first line, up to ``end``, is a heading of what follows."""
+    return (
+        len(line) <= MAX_HEADING_CHARS
+        and any(map(str.isalnum, line))
+        and not line.endswith(_GOES_ON)
+        and len(list(sentences(line[:MOST_CHARACTERS]))) == 1
+        and not _NO_HEADING.match(line)
+        and bool(_MARKED.match(line) or _BELOW_HEADING.match(text, end))
+        and bool(text[end:].strip())
+    )
+
+
+def split(
+    text: str, offsets: Sequence[Span], size: int, overlap: int, heading: int = 0
+) -> list[Span]:
     """Return the character spans of the passages of ``text``.
 
     A passage ends at the last paragraph break in its last third, else at the last sentence end
@@ -24,6 +76,8 @@ def split(text: str, offsets: Sequence[Span], size: int, overlap: int) -> list[S
         size: Most tokens of a passage, at least 1.
         overlap: Tokens that a passage repeats of the one before it (fewer, where that would start
             it inside a word); under ``size``.
+        heading: Where the text's heading ends (``find_heading``, of at most ``heading_room``
+            tokens): passages after the first leave room for it.
 
     Returns:
         Spans in order, (0, 0) alone for a text without characters other than white space.
@@ -38,10 +92,12 @@ def split(text: str, offsets: Sequence[Span], size: int, overlap: int) -> list[S
     tokens = [(start, end) for start, end in offsets if end > start]
     if not text.strip():
         return [(0, 0)]
+    above = sum(1 for _, end in tokens if end <= heading)
+    later = size - above - _BETWEEN_TOKENS if above else size
     spans: list[Span] = []
     first = stop = 0
     while True:
-        stop = _stop(text, tokens, first, stop, size)
+        stop = _stop(text, tokens, first, stop, later if spans else size)
         start = tokens[first][0] if spans else 0
         # up to the next token, so that characters no token covers go with the passage before them
         end = max(tokens[stop - 1][1], tokens[stop][0]) if stop < len(tokens) else len(text)
@@ -50,6 +106,11 @@ def split(text: str, offsets: Sequence[Span], size: int, overlap: int) -> list[S
         if stop >= len(tokens):
             return spans
         first = _restart(text, tokens, first, stop, overlap)
+
+
+def heading_room(size: int, overlap: int) -> int:
+    """Return how many tokens of passages of ``size`` a heading may take: a third, if any."""
+    return max(0, min(size // 3, size - overlap - 1 - _BETWEEN_TOKENS))
 
 
 def _stop(text: str, tokens: Sequence[Span], first: int, after: int, size: int) -> int:

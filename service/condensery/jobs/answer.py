@@ -150,7 +150,9 @@ async def stream_answer(
         answer="".join(generation.texts),
         model=name,
         finish_reason=generation.finish,
-        citations=cite_answer(citations, generation.spans) if generation.grounded else citations,
+        citations=(
+            cite_answer(selected, citations, generation.spans) if generation.grounded else citations
+        ),
         compression=report,
         usage=usage if selected.may_answer else Usage(0, 0, 0),
         timings=generation.timings(selected),
@@ -174,7 +176,8 @@ class Generation:
     prompt_tokens: int = 0  # as another server says
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    spans: tuple[Span | None, ...] = ()  # of each passage read, the answer's words in it
+    # Of each passage read, and then of their headings, the answer's words in it.
+    spans: tuple[Span | None, ...] = ()
     grounded: bool | None = None  # whether there are any; None where no answer was found
 
     @property
@@ -220,9 +223,14 @@ async def generate_text(
         yield generation.add(NOT_FOUND)
         return
     name = oscar.info.name
+    # An answer is taken from a passage, or from the heading that it stands under.
     passages = [PassageRead(candidate.text, candidate.pointer) for candidate in selected.kept]
+    passages += [PassageRead(c.heading, c.heading_pointer) for c in selected.headed]
     as_vectors = {candidate.place for candidate in selected.as_vectors}
-    pointed = [c.pointer if c.place in as_vectors else None for c in selected.kept]
+    pointed = [
+        passage.pointer if candidate.place in as_vectors else None
+        for candidate, passage in zip((*selected.kept, *selected.headed), passages, strict=True)
+    ]
     generator: AnswerGenerator = selected.server or oscar
     words, quotes = await run_tokenizing(
         selected.texts,

@@ -89,19 +89,33 @@ class Candidate:
     @property
     def span(self) -> tuple[int, int]:
         """The characters of the passage that are read: of several scored windows, the best."""
-        window = self.compressed
-        if window is not None and window.windows > 1:
-            return window.start, window.end
+        window, above = self.compressed, len(self.passage.above)
+        if window is not None and window.windows > 1 and window.end > above:
+            return max(0, window.start - above), window.end - above
         return 0, len(self.passage.text)
 
     @property
     def pointer(self) -> tuple[int, int] | None:
-        """The characters of ``text`` that its memory points at; None where it does not point."""
+        """The characters of ``text`` that its memory points at; None where it points at none."""
+        above, (start, end) = len(self.passage.above), self.span
+        return self._pointed(above + start, above + end)
+
+    @property
+    def heading(self) -> str:
+        """What its passage stands under, as it is read; "" is nothing."""
+        return self.passage.heading.lstrip()
+
+    @property
+    def heading_pointer(self) -> tuple[int, int] | None:
+        """The characters of ``heading`` that its memory points at; None where at none."""
+        return self._pointed(0, len(self.heading))
+
+    def _pointed(self, start: int, end: int) -> tuple[int, int] | None:
+        """Return what of the characters that the compressor read its memory points at, if any."""
         pointed = None if self.compressed is None else self.compressed.pointer
-        if pointed is None:
+        if pointed is None or pointed[1] <= start or pointed[0] >= end:
             return None
-        start = self.span[0]
-        return pointed[0] - start, pointed[1] - start
+        return max(pointed[0], start) - start, min(pointed[1], end) - start
 
     @property
     def memories(self) -> tuple[Floats, ...]:
@@ -116,9 +130,14 @@ class Candidate:
 
     @property
     def text(self) -> str:
-        """As far as it is read."""
+        """Its words as far as they are read."""
         start, end = self.span
         return self.passage.text[start:end]
+
+    @property
+    def headed_text(self) -> str:
+        """The same under its heading: what is read of it as text."""
+        return self.passage.above + self.text
 
 
 @dataclass(frozen=True, slots=True)

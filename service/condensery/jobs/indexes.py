@@ -24,7 +24,7 @@ from condensery.index.filters import read_filter
 from condensery.index.kinds import KINDS
 from condensery.index.prompts import make_index_prompts, make_older_index_prompts
 from condensery.index.selecting import PageQuery
-from condensery.index.splitting import split
+from condensery.index.splitting import find_heading, heading_room, split
 from condensery.jobs.interfaces import Encoder, JsonObject
 from condensery.jobs.services import RequestLimits, Services
 from condensery.jobs.validation import check_choice, check_count, check_range, check_text
@@ -192,7 +192,8 @@ async def upsert_documents(
         encoder = find_index_encoder(services, info)
         passages = await asyncio.to_thread(split_documents, encoder, documents, services.limits)
         embedded = await encoder.embed(
-            [passage.text for passage in passages], prompt=find_index_prompts(encoder, info).passage
+            [passage.headed_text for passage in passages],
+            prompt=find_index_prompts(encoder, info).passage,
         )
         vectors, tokens, fingerprint = embedded.vectors, embedded.tokens, embedded.fingerprint
         embedded_for = info
@@ -445,22 +446,27 @@ def check_vectors(
 def split_documents(
     encoder: Encoder, documents: Sequence[Document], limits: RequestLimits
 ) -> list[Passage]:
-    """Cut each document into passages that fit the encoder, at the ends of sentences."""
+    """Cut each document into passages that fit the encoder, at the ends of sentences.
+
+    Those after a document's first have its heading, if it begins with one, and fit with it.
+    """
     # Two special tokens stand around a passage; a prompt may stand before it and is cut for.
     size = max(2, min(limits.passage_tokens, encoder.info.max_tokens) - 2)
     overlap = min(limits.passage_overlap, size // 2)
     passages = []
     for document in documents:
-        spans = split(document.text, encoder.offsets(document.text), size, overlap)
-        for number, (start, end) in enumerate(spans):
+        text, offsets = document.text, encoder.offsets(document.text)
+        heading = find_heading(text, offsets, heading_room(size, overlap))
+        for number, (start, end) in enumerate(split(text, offsets, size, overlap, heading)):
             passages.append(
                 Passage(
                     id=f"{document.id}#{number}",
                     document_id=document.id,
-                    text=document.text[start:end],
+                    text=text[start:end],
                     start=start,
                     end=end,
                     metadata=document.metadata,
+                    heading=text[:heading] if start >= heading else "",
                 )
             )
     return passages

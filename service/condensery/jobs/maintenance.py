@@ -425,7 +425,7 @@ async def _embed_documents(
                 encoder = _find_new_encoder(services, run.plan)
                 limits = services.limits
                 passages = await asyncio.to_thread(split_documents, encoder, documents, limits)
-                texts = [passage.text for passage in passages]
+                texts = [passage.headed_text for passage in passages]
                 if not texts:
                     return NO_PASSAGES
                 prompt = find_index_prompts(encoder, run.plan).passage

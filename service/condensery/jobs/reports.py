@@ -34,21 +34,31 @@ def cite_passages(selected: SelectedContext) -> tuple[Citation, ...]:
 
 
 def cite_answer(
-    citations: Sequence[Citation], spans: Sequence[Span | None]
+    selected: SelectedContext, citations: Sequence[Citation], spans: Sequence[Span | None]
 ) -> tuple[Citation, ...]:
     """Return citations with the places of the answer.
 
-    Args:
-        spans: Of each citation's text the characters that are the answer's words, if any are.
-    """
+    A passage whose heading alone has the answer's words is cited by its heading.
 
-    def cite(citation: Citation, span: Span | None) -> Citation:
+    Args:
+        citations: Of the passages in context.
+        spans: Of each citation's text, and then of each heading (``selected.headed``), the
+            characters that are the answer's words, if any are.
+    """
+    in_headings = iter(spans[len(citations) :])
+
+    def cite(candidate: Candidate, citation: Citation, span: Span | None) -> Citation:
+        above = next(in_headings) if candidate.heading else None
+        if span is None and above is not None:
+            whole, text = candidate.passage.heading, candidate.heading
+            span, start = above, len(whole) - len(text)
+            citation = replace(citation, text=text, start=start, end=len(whole))
         if span is None:
             return citation
         start, end = (citation.start + place for place in span)
         return replace(citation, answer_start=start, answer_end=end)
 
-    return tuple(map(cite, citations, spans))
+    return tuple(map(cite, selected.kept, citations, spans[: len(citations)]))
 
 
 def nearest_snippets(question: str, selected: SelectedContext) -> tuple[Snippet, ...]:

@@ -267,7 +267,7 @@ async def _compress_retrieved(
         services,
         oscar,
         question.query,
-        [candidate.passage.text for candidate in candidates],
+        [candidate.passage.headed_text for candidate in candidates],
         timeout_ms=compression.timeout_ms,
         afford=afford if compression.target_ms is not None else None,
     )

@@ -79,7 +79,12 @@ class SelectedContext:
     @property
     def texts(self) -> list[str]:
         """The same passages' texts."""
-        return [candidate.text for candidate in self.kept]
+        return [candidate.headed_text for candidate in self.kept]
+
+    @property
+    def headed(self) -> tuple[Candidate, ...]:
+        """Those in context whose passage stands under a heading."""
+        return tuple(candidate for candidate in self.kept if candidate.heading)
 
     @property
     def as_vectors(self) -> tuple[Candidate, ...]:
@@ -109,7 +114,7 @@ async def select_context(
         InputError: Not even one passage keeps to ``max_context_vectors``.
         ContextTooLong: Not even one fits the generator; or not all, and compression is required.
     """
-    texts = (question.query, *(candidate.text for candidate in retrieved.candidates))
+    texts = (question.query, *(candidate.headed_text for candidate in retrieved.candidates))
     return await _time_tokenizing(
         texts, lambda: _select_context(oscar, question, retrieved, server)
     )
@@ -311,7 +316,7 @@ def fit_budgets(
     if target is not None:
         left_ms = max(0.0, target - retrieved.compress_ms)
         positions = [
-            0 if candidate.compressed else oscar.count_positions([candidate.text])[0]
+            0 if candidate.compressed else oscar.count_positions([candidate.headed_text])[0]
             for candidate in kept
         ]
     budgets = Budgets(oscar, kept, positions, max_vectors, target, left_ms)
@@ -425,7 +430,9 @@ def fit_prompt(
 
     every = max((len(candidate.memories) for candidate in kept), default=1) if vectors else 1
     free = free_positions(prompt_of(0, 1)) if kept else 0
-    plain = sum(len(candidate.text) for candidate in kept if not (vectors and candidate.compressed))
+    plain = sum(
+        len(candidate.headed_text) for candidate in kept if not (vectors and candidate.compressed)
+    )
     # Of a hundred long texts few more should be tokenised than fit.
     if plain <= LIKELY_CHARACTERS * max(0, free):
         prompt = prompt_of(len(kept), every)
@@ -515,7 +522,7 @@ def _generator_inputs(kept: Sequence[Candidate], vectors: int) -> list[Floats | 
         if vectors and candidate.compressed is not None:
             context += [memory[:vectors] for memory in candidate.memories]
         else:
-            context.append(candidate.text)
+            context.append(candidate.headed_text)
     return context
 
 
@@ -529,7 +536,7 @@ def _count_cost(
     """
     if prompt is None:
         return oscar.count_answer(question.query, oscar.make_prompt(question.query, []), None)
-    texts = [candidate.text for candidate in kept] if prompt.vectors else None
+    texts = [candidate.headed_text for candidate in kept] if prompt.vectors else None
     return oscar.count_answer(question.query, prompt, texts)
 
 

@@ -254,7 +254,7 @@ class QueryRequest(_message.Message):
     def __init__(self, index: _Optional[str] = ..., query: _Optional[str] = ..., vector: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., top_k: _Optional[int] = ..., mode: _Optional[str] = ..., filter: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("id", "document_id", "score", "text", "start", "end", "metadata")
+    __slots__ = ("id", "document_id", "score", "text", "start", "end", "metadata", "heading")
     ID_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class Hit(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    HEADING_FIELD_NUMBER: _ClassVar[int]
     id: str
     document_id: str
     score: float
@@ -269,7 +270,8 @@ class Hit(_message.Message):
     start: int
     end: int
     metadata: _struct_pb2.Struct
-    def __init__(self, id: _Optional[str] = ..., document_id: _Optional[str] = ..., score: _Optional[float] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    heading: str
+    def __init__(self, id: _Optional[str] = ..., document_id: _Optional[str] = ..., score: _Optional[float] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., heading: _Optional[str] = ...) -> None: ...
 
 class QueryResponse(_message.Message):
     __slots__ = ("hits",)

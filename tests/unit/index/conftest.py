@@ -61,7 +61,9 @@ def make_batch(ids: Sequence[str], seed: int = 0, tag: str = "") -> Batch:
         documents.append(Document(identity, text, {"tag": tag}))
         spans = ((0, len(first)), (len(first) + 1, len(text)))
         passages += [
-            Passage(f"{identity}#{n}", identity, text[start:end], start, end, {"n": n})
+            Passage(
+                f"{identity}#{n}", identity, text[start:end], start, end, {"n": n}, text[: 3 * n]
+            )
             for n, (start, end) in enumerate(spans)
         ]
     return Batch(documents, passages, make_vectors(len(passages), seed))
@@ -76,6 +78,7 @@ def to_format_4(file: Path) -> None:
     connection = sqlite3.connect(file, isolation_level=None)
     for column in ("query_prompt", "passage_prompt"):
         connection.execute(f"ALTER TABLE settings DROP COLUMN {column}")
+    connection.execute("ALTER TABLE passages DROP COLUMN heading_chars")
     connection.execute("PRAGMA user_version = 4")
     connection.close()
 
@@ -147,9 +150,9 @@ def assert_words_agree(data_dir: Path, name: str = "kb") -> None:
     """The words are those of the passages there are, each in its place, and of no other."""
     connection = sqlite3.connect(database_of(data_dir, name))
     texts = {
-        row: text[start:end]
-        for row, text, start, end in connection.execute(
-            "SELECT p.row, text, start_char, end_char FROM passages AS p "
+        row: f"{text[:heading]}\n\n{text[start:end]}"
+        for row, text, start, end, heading in connection.execute(
+            "SELECT p.row, text, start_char, end_char, heading_chars FROM passages AS p "
             "JOIN documents AS d ON d.row = document"
         )
     }

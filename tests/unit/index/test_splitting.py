@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensery.index.splitting import Span, split
+from condensery.index.splitting import (
+    MAX_HEADING_CHARS,
+    Span,
+    find_heading,
+    heading_room,
+    split,
+)
 
 
 def words(text: str) -> list[Span]:
@@ -112,3 +118,65 @@ def test_a_word_longer_than_a_passage_is_cut() -> None:
 def test_sizes_that_cannot_be_are_refused(size: int, overlap: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         split("a b", [(0, 1), (2, 3)], size, overlap)
+
+
+def heading_of(text: str, most: int = 10) -> str:
+    return text[: find_heading(text, words(text), most)]
+
+
+@pytest.mark.parametrize(
+    ("text", "heading"),
+    [
+        ("Guide > Install\n\nRun it.", "Guide > Install"),
+        ("\n  Guide  \r\n\r\nRun it.", "\n  Guide"),
+        ("# Guide\nRun it.", "# Guide"),
+        ("Guide\n=====\nRun it.", "Guide"),
+        ("How is it run?\n\nBy hand.", "How is it run?"),
+        ("f(x, side='right')\n\nPads.", "f(x, side='right')"),
+        ("The wheel is of oak.\n\nIt turns.", "The wheel is of oak."),  # as titles of papers end
+        ("The wheel is of oak. It turns.\n\nSo it does.", ""),
+        ("What follows:\n\nIt turns.", ""),
+        ("Dear all,\n\nit turns.", ""),
+        ("Guide\nRun it.", ""),
+        ("- one\n\n- two", ""),
+        ("```\n\ncode", ""),
+        ("***\n\nRun it.", ""),
+        ("Guide\n\n \n", ""),
+        ("Guide", ""),
+        ("", ""),
+        ("w" * (MAX_HEADING_CHARS + 1) + "\n\nRun it.", ""),
+        (
+            "one two three four five six seven eight nine ten eleven\n\nRun it.",
+            "one two three four five six seven eight nine ten",
+        ),
+        ("。\n\nRun it.", ""),
+    ],
+)
+def test_a_heading_is_a_first_line_of_one_sentence_that_stands_over_something(
+    text: str, heading: str
+) -> None:
+    assert heading_of(text) == heading
+
+
+def test_a_heading_of_one_word_that_is_too_long_is_none() -> None:
+    text = "unbelievable\n\nRun it."
+    tokens = [match.span() for match in re.finditer(r"\w{1,2}|[^\w\s]", text)]
+    assert find_heading(text, tokens, 3) == 0
+    assert find_heading(text, tokens, 6) == len("unbelievable")
+    assert find_heading(text, tokens, 0) == 0
+
+
+@given(st.text(alphabet="ab .#?\n,。", max_size=300), st.integers(1, 30), st.integers(0, 29))
+def test_passages_after_the_first_fit_with_the_heading(text: str, size: int, overlap: int) -> None:
+    text, overlap = f"a b c\n\n{text}", min(overlap, size - 1)
+    tokens, room = words(text), heading_room(size, overlap)
+    heading = find_heading(text, tokens, room)
+    spans = split(text, tokens, size, overlap, heading)
+    above = sum(end <= heading for _, end in tokens)
+    assert above <= room
+    for start, end in spans[1:]:
+        assert sum(start <= first and last <= end for first, last in tokens) + above <= size
+    covered = {at for start, end in spans for at in range(start, end)}
+    assert [at for at, char in enumerate(text) if not char.isspace() and at not in covered] == []
+    if not heading:
+        assert spans == split(text, tokens, size, overlap)

@@ -92,7 +92,8 @@ async def test_an_index_lives_and_dies_over_rest(client):
     written = await client.post("/v1/indexes/kb/documents", json={"documents": documents})
     assert written.json() == {"documents": 2, "passages": 2, "tokens": 2}
     (hit, _) = (await client.post("/v1/indexes/kb/query", json={"query": "x"})).json()["results"]
-    assert set(hit) == {"id", "document_id", "text", "start", "end", "metadata", "score"}
+    fields = {"id", "document_id", "text", "start", "end", "metadata", "heading", "score"}
+    assert set(hit) == fields
     counts = (await client.post("/v1/indexes/kb/documents/count")).json()
     assert counts == {"documents": 2, "passages": 2}
     reply = (await client.post("/v1/indexes/kb/documents/get", json={"ids": ["a"]})).json()
