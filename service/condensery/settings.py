@@ -160,6 +160,8 @@ class Settings(BaseModel):
     """MiB of keys and values that each pair's generator keeps; 0 decides by the device."""
     encoder_weights: Literal["float", "int8"] = _model("float")
     """What encoders', classifiers' and rerankers' weights are held as; in int8 on a CPU alone."""
+    compressor_weights: Literal["float", "int8"] = _model("float")
+    """What pairs' compressors' weights are held as; in int8 on a CPU alone."""
     generator_weights: Literal["auto", "float", "int8", "int4"] = _model("auto")
     """What pairs' generators' weights are held as, on a CPU; auto is int8 where it costs little."""
     samples: bool = _model(True)

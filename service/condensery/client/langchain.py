@@ -55,6 +55,6 @@ class IndexRetriever(BaseRetriever):
 
 def _to_document(hit: Hit) -> Document:
     place = {"document_id": hit.document_id, "start": hit.start, "end": hit.end}
-    heading = {"heading": hit.heading} if hit.heading else {}
+    heading = {"passage_heading": hit.heading} if hit.heading else {}
     metadata = {**heading, **hit.metadata, **place, "score": hit.score}
     return Document(page_content=hit.text or "", id=hit.id, metadata=metadata)

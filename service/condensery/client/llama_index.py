@@ -51,7 +51,7 @@ class IndexRetriever(BaseRetriever):
 
 
 def _to_node(hit: Hit) -> NodeWithScore:
-    heading = {"heading": hit.heading} if hit.heading else {}
+    heading = {"passage_heading": hit.heading} if hit.heading else {}
     node = TextNode(
         id_=hit.id,
         text=hit.text or "",

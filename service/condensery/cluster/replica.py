@@ -47,6 +47,7 @@ RUNTIME_SETTINGS = (
     "generator_sequences",
     "generator_cache_mib",
     "encoder_weights",
+    "compressor_weights",
     "generator_weights",
     "workers",
     "max_queue_tokens",

@@ -13,6 +13,7 @@ from condensery.commands.common import (
     add_json_argument,
     json_fields,
     print_entry,
+    shorten_line,
 )
 from condensery.commands.terminal import paint
 from condensery.documents.records import read_text
@@ -87,7 +88,7 @@ def find_passages(args: argparse.Namespace, client: AnyClient, text: str) -> Seq
     hits = client.query(args.name, text, top_k=top_k, search=args.search, filter=args.filter)
     if not args.rerank or not hits:
         return [Found(hit) for hit in hits]
-    passages = [hit.text for hit in hits]
+    passages = [hit.headed_text for hit in hits]
     ranking = client.rerank(text, passages, model=args.model, top_n=args.top_k)
     return [Found(hits[ranked.index], ranked.relevance_score) for ranked in ranking]
 
@@ -104,7 +105,8 @@ def describe_found(found: Found, text: str) -> str:
         " …" if hit.text[end:].strip() else "",
     )
     shown = f"{before}{mark_words(sentence, text)}{after}"
-    return f"{paint(f'{score:.3f}  {hit.id}', 'dim')}\n       {shown}"
+    under = f"  under {shorten_line(hit.heading)}" if hit.heading else ""
+    return f"{paint(f'{score:.3f}  {hit.id}{under}', 'dim')}\n       {shown}"
 
 
 def mark_words(sentence: str, text: str) -> str:

@@ -77,7 +77,7 @@ function queryForm(path) {
     try {
       const { results: hits } = await ask("POST", `${path}/query`, { query: query.value, mode: mode.value, top_k: Number(most.value) || 5, ...(chosen ? { filter: chosen } : {}) });
       put(results, h("p", { class: "hint" }, `${count(hits.length, "passage")} in ${(performance.now() - began).toFixed(0)} ms`), ...hits.map((hit, i) => h("div", { class: "passage" },
-        h("div", { class: "row spread" }, h("h3", { class: "mono" }, `${i + 1}. ${hit.id}`), tag(score(hit.score), "accent")), h("p", { class: "text" }, hit.text))));
+        h("div", { class: "row spread" }, h("h3", { class: "mono" }, `${i + 1}. ${hit.id}`), tag(score(hit.score), "accent")), hit.heading ? h("p", { class: "hint" }, hit.heading.trim()) : null, h("p", { class: "text" }, hit.text))));
     } catch (error) {
       put(results, failure(error, run));
     }

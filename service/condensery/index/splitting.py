@@ -18,7 +18,7 @@ _LOOK_BACK = 64
 # What a heading stands over: a blank line, or a line drawn under it.
 _BELOW_HEADING = re.compile(r"[^\S\n]*\n|([=\-~^*+#\"'])\1{2,}[^\S\n]*\n")
 _MARKED = re.compile(r"#{1,6}\s")  # Markdown's needs neither
-_NO_HEADING = re.compile(r"[-*+>|]\s|```|~~~")  # of a list, a quotation, a table, of code
+_NO_HEADING = re.compile(r"[-*+>|]\s|```|~~~|<")  # of a list, a quotation, a table, code, markup
 _GOES_ON = (",", "，", ";", "；", ":", "：")
 MAX_HEADING_CHARS = 400  # a longer line is a paragraph
 _BETWEEN_TOKENS = 2  # at most, for the blank line between a heading and a passage
@@ -37,7 +37,8 @@ def find_heading(text: str, offsets: Sequence[Span], most: int) -> int:
     """
     start = len(text) - len(text.lstrip())
     line = text[start : text.find("\n", start) + 1]  # "" where there is no other
-    if not _is_heading(line.rstrip(), text, start + len(line)):
+    # It is kept with what stands before it, for each passage.
+    if start > MAX_HEADING_CHARS or not _is_heading(line.rstrip(), text, start + len(line)):
         return 0
     end = start + len(line.rstrip())
     tokens = [token for token in offsets if token[1] > token[0]]
@@ -54,11 +55,16 @@ def _is_heading(line: str, text: str, end: int) -> bool:
         len(line) <= MAX_HEADING_CHARS
         and any(map(str.isalnum, line))
         and not line.endswith(_GOES_ON)
-        and len(list(sentences(line[:MOST_CHARACTERS]))) == 1
+        # what is longer than a sentence may be is cut for that alone
+        and all(len(list(sentences(part))) == 1 for part in _ends_of(line))
         and not _NO_HEADING.match(line)
         and bool(_MARKED.match(line) or _BELOW_HEADING.match(text, end))
         and bool(text[end:].strip())
     )
+
+
+def _ends_of(line: str) -> tuple[str, str]:
+    return line[:MOST_CHARACTERS], line[-MOST_CHARACTERS:]
 
 
 def split(
@@ -109,8 +115,11 @@ def split(
 
 
 def heading_room(size: int, overlap: int) -> int:
-    """Return how many tokens of passages of ``size`` a heading may take: a third, if any."""
-    return max(0, min(size // 3, size - overlap - 1 - _BETWEEN_TOKENS))
+    """Return how many tokens of passages of ``size`` a heading may take: a third.
+
+    Fewer, or none, where a passage would have less than three times what it repeats.
+    """
+    return max(0, min(size // 3, size - 3 * overlap - _BETWEEN_TOKENS))
 
 
 def _stop(text: str, tokens: Sequence[Span], first: int, after: int, size: int) -> int:

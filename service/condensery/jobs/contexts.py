@@ -90,8 +90,8 @@ class Candidate:
     def span(self) -> tuple[int, int]:
         """The characters of the passage that are read: of several scored windows, the best."""
         window, above = self.compressed, len(self.passage.above)
-        if window is not None and window.windows > 1 and window.end > above:
-            return max(0, window.start - above), window.end - above
+        if window is not None and window.windows > 1:
+            return max(0, window.start - above), max(0, window.end - above)
         return 0, len(self.passage.text)
 
     @property

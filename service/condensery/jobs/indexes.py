@@ -456,8 +456,9 @@ def split_documents(
     passages = []
     for document in documents:
         text, offsets = document.text, encoder.offsets(document.text)
-        heading = find_heading(text, offsets, heading_room(size, overlap))
-        for number, (start, end) in enumerate(split(text, offsets, size, overlap, heading)):
+        above = find_heading(text, offsets, heading_room(size, overlap))
+        heading = text[:above]
+        for number, (start, end) in enumerate(split(text, offsets, size, overlap, above)):
             passages.append(
                 Passage(
                     id=f"{document.id}#{number}",
@@ -466,7 +467,7 @@ def split_documents(
                     start=start,
                     end=end,
                     metadata=document.metadata,
-                    heading=text[:heading] if start >= heading else "",
+                    heading=heading if start >= above else "",
                 )
             )
     return passages

@@ -38,27 +38,41 @@ def cite_answer(
 ) -> tuple[Citation, ...]:
     """Return citations with the places of the answer.
 
-    A passage whose heading alone has the answer's words is cited by its heading.
+    Where it stands in a heading alone, the best passage under it is cited by that: the one that
+    points there, else the first.
 
     Args:
         citations: Of the passages in context.
         spans: Of each citation's text, and then of each heading (``selected.headed``), the
             characters that are the answer's words, if any are.
     """
-    in_headings = iter(spans[len(citations) :])
+    count = len(citations)
+    if any(spans[:count]):
+        return tuple(map(_cite_span, citations, spans[:count]))
+    above = [
+        (candidate.heading_pointer is None, candidate, span)
+        for candidate, span in zip(selected.headed, spans[count:], strict=True)
+        if span is not None
+    ]
+    if not above:
+        return tuple(citations)
+    _, best, span = min(above, key=lambda each: each[0])
+    return tuple(
+        _cite_heading(best, citation, span) if candidate is best else citation
+        for candidate, citation in zip(selected.kept, citations, strict=True)
+    )
 
-    def cite(candidate: Candidate, citation: Citation, span: Span | None) -> Citation:
-        above = next(in_headings) if candidate.heading else None
-        if span is None and above is not None:
-            whole, text = candidate.passage.heading, candidate.heading
-            span, start = above, len(whole) - len(text)
-            citation = replace(citation, text=text, start=start, end=len(whole))
-        if span is None:
-            return citation
-        start, end = (citation.start + place for place in span)
-        return replace(citation, answer_start=start, answer_end=end)
 
-    return tuple(map(cite, selected.kept, citations, spans[: len(citations)]))
+def _cite_span(citation: Citation, span: Span | None) -> Citation:
+    if span is None:
+        return citation
+    start, end = (citation.start + place for place in span)
+    return replace(citation, answer_start=start, answer_end=end)
+
+
+def _cite_heading(candidate: Candidate, citation: Citation, span: Span) -> Citation:
+    end, text = len(candidate.passage.heading), candidate.heading
+    return _cite_span(replace(citation, text=text, start=end - len(text), end=end), span)
 
 
 def nearest_snippets(question: str, selected: SelectedContext) -> tuple[Snippet, ...]:

@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from condensery.networks.attention import PACKED
+from condensery.networks.backbone import run_packed
 from condensery.networks.bert import fuse_layers
 from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar import OscarPair
@@ -28,6 +30,7 @@ from condensery.networks.oscar_interface import (
 from condensery.networks.oscar_packing import Pairing, Specials, length, pack
 from condensery.networks.oscar_shape import BertShape, OscarShape
 from condensery.networks.pointers import BoundsPointer
+from condensery.networks.quantised import EncoderWeights
 from condensery.networks.quoting import END, Quotes
 
 
@@ -182,11 +185,9 @@ class BertCompressor:
 class BertHalf(Compressor):
     """A BERT-size compressor whose generator has a vocabulary of its own: nothing is copied."""
 
-    def make_ready(self) -> None:
-        """Replace parts by those that infer fast, on packed input; it can't train then."""
-        self.backbone.set_attn_implementation(PACKED)
-        fuse_layers(self.backbone)
-        trim_last(self.backbone)
+    def make_ready(self, weights: EncoderWeights = "float") -> None:
+        """Replace parts by those that infer fast (``make_ready``)."""
+        make_ready(self.backbone, weights)
 
     def cost(self, window: PassageWindow) -> int:
         """Return the positions a window takes, slots included."""
@@ -196,6 +197,24 @@ class BertHalf(Compressor):
         """Compress and score all of them in one forward pass, without padding."""
         ids = windows[0].ids  # of every window, the first and last are [CLS] and [SEP]
         return _compress(self, windows, Specials(ids[0], ids[-1]), None)
+
+
+def make_ready(backbone: PreTrainedModel, weights: EncoderWeights = "float") -> None:
+    """Replace a compressor's parts by those that infer fast, on packed input; it can't train then.
+
+    Args:
+        backbone: Replaced in place.
+        weights: What its layers' are held as.
+
+    Raises:
+        CorruptModel: Rounded, it gives clearly other numbers.
+    """
+    if weights != "float":
+        run_packed(backbone, weights=weights)
+        return
+    backbone.set_attn_implementation(PACKED)
+    fuse_layers(backbone)
+    trim_last(backbone)
 
 
 def _compress(

@@ -19,7 +19,7 @@ from condensery.networks.oscar_causal_compressor import check_positions
 from condensery.networks.oscar_causal_shape import CausalShape
 from condensery.networks.oscar_families import COMPRESSORS
 from condensery.networks.oscar_interface import PromptPart
-from condensery.networks.quantised import Weights, quantise_linears
+from condensery.networks.quantised import EncoderWeights, Weights, quantise_linears
 
 CPU = torch.device("cpu")
 HALVES = ("compressor", "generator")
@@ -135,6 +135,7 @@ class CausalPair(nn.Module):
         generator: torch.device = CPU,
         dtype: torch.dtype = torch.float32,
         weights: Weights = "float",
+        compressor_weights: EncoderWeights = "float",
         generates: bool = True,
     ) -> "CausalPair":
         """Fill the pair, one tensor at a time, and make it ready for inference.
@@ -145,6 +146,7 @@ class CausalPair(nn.Module):
             generator: Where the other is.
             dtype: What to compute in.
             weights: What the generator's are held as.
+            compressor_weights: And the compressor's.
             generates: Whether its generator is to generate here; else it is left as it is read,
                 without a second copy of its weights in the layout that fast layers read.
 
@@ -185,12 +187,13 @@ class CausalPair(nn.Module):
             raise ValueError(f"not this pair's weights: {'; '.join(wrong[:5])}{more}")
         for half in HALVES:
             adapters[half].merge(self.get_submodule(half), self._adapter_scales[half])
-        self.compressor.make_ready()
+        self.eval()  # what is rounded is compared with what it was: nothing may be dropped
+        self.compressor.make_ready(compressor_weights)
         if generates:
             self._prepack(weights)
         else:
             prepack_linears(self.compressor)
-        return self.eval()
+        return self
 
     def _finish(self, devices: dict[str, torch.device], adapters: dict[str, Adapters]) -> None:
         """Tie, share, and make what no file holds."""

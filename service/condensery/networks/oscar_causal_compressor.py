@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from condensery.networks.attention import PACKED
-from condensery.networks.backbone import row_multiple
+from condensery.networks.backbone import row_multiple, run_packed
 from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar_causal_shape import CompressorShape
 from condensery.networks.oscar_interface import Memories, PassageWindow
 from condensery.networks.packing import Packing
+from condensery.networks.quantised import EncoderWeights
 
 
 def check_positions(config: PretrainedConfig, needed: int, what: str) -> None:
@@ -67,8 +68,11 @@ class CausalCompressor(nn.Module):
             )
         self.rerank = nn.Linear(hidden, 1) if shape.rerank else None
 
-    def make_ready(self) -> None:
-        """Read packed input."""
+    def make_ready(self, weights: EncoderWeights = "float") -> None:
+        """Read packed input, with layers whose weights are held so."""
+        if weights != "float":
+            run_packed(self.backbone, weights=weights)
+            return
         self.backbone.set_attn_implementation(PACKED)
         trim_last(self.backbone)
 

@@ -26,7 +26,7 @@ from condensery.networks.oscar_families import COMPRESSORS, bert_sizes, decoder_
 from condensery.networks.oscar_interface import PairTexts
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.oscar_texts import CausalTexts, GeneratorTexts
-from condensery.networks.quantised import Weights
+from condensery.networks.quantised import EncoderWeights, Weights
 
 
 def read_shape(values: Mapping[str, Any]) -> OscarShape | CausalShape:
@@ -71,6 +71,7 @@ def open_networks(
     generator: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
     weights: Weights = "float",
+    compressor_weights: EncoderWeights = "float",
     generates: bool = True,
 ) -> CausalPair:
     """Build both halves and fill them, one tensor at a time.
@@ -83,6 +84,7 @@ def open_networks(
         generator: Where the other is.
         dtype: What to compute in.
         weights: What the generator's are held as.
+        compressor_weights: And the compressor's.
         generates: Whether the generator is to generate here (``CausalPair.load``).
 
     Raises:
@@ -93,7 +95,14 @@ def open_networks(
     values = [_json(directory / half / "config.json") for half in HALVES]
     pair = CausalPair(read, *read_configs(read, *values))
     devices = {"compressor": compressor, "generator": generator}
-    return pair.load(tensors, dtype=dtype, weights=weights, generates=generates, **devices)
+    return pair.load(
+        tensors,
+        dtype=dtype,
+        weights=weights,
+        compressor_weights=compressor_weights,
+        generates=generates,
+        **devices,
+    )
 
 
 def read_configs(

@@ -144,14 +144,15 @@ def check_weights(field: str, device: torch.device, setting: Weights) -> None:
     """Check that a device is for such weights.
 
     Args:
-        field: The setting's name; "generator_weights" are generators', others encoders'.
+        field: The setting's name, which says whose they are; encoders', if not those of pairs.
 
     Raises:
         SettingError: It is not.
     """
     if not can_quantise(setting, device):
         needed = "AVX512-VNNI, AMX or AVX2 alone" if setting == "int8" else "AVX512"
-        who = "generators" if field == "generator_weights" else "encoders"
+        pairs = {"generator_weights": "generators", "compressor_weights": "compressors"}
+        who = pairs.get(field, "encoders")
         raise SettingError(
             f"{field}={setting!r} is for a CPU with {needed}, and {who} run on {device} here",
             field=field,

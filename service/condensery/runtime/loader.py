@@ -143,6 +143,7 @@ class ModelLoader:
         generator: And their generators.
         encoder_weights: What encoders, classifiers and rerankers hold their weights as.
         generator_weights: What generators hold theirs as.
+        compressor_weights: And pairs' compressors.
         generator_servers: Pairs, by name, whose generators run on another server.
         first: Names of the models that a server starts with; none: all that are stored.
         queue_tokens: Tokens that may wait for each model; None is what suits the device.
@@ -159,6 +160,7 @@ class ModelLoader:
     generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS
     encoder_weights: EncoderWeights = "float"
     generator_weights: WeightsSetting = "float"
+    compressor_weights: EncoderWeights = "float"
     generator_servers: Mapping[str, GeneratorServerConfig] = field(default_factory=dict)
     first: tuple[str, ...] = ()
     queue_tokens: int | None = None
@@ -244,6 +246,7 @@ def run_pair(loader: ModelLoader, stored: StoredModel) -> RunningModel:
         limits=loader.limits,
         generator_limits=loader.generator_limits,
         generator_weights=loader.generator_weights,
+        compressor_weights=loader.compressor_weights,
         generator_server=loader.generator_servers.get(stored.name),
         metrics=loader.metrics,
     )

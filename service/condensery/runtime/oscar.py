@@ -17,7 +17,7 @@ from condensery.errors import CondenseryError, InputError, ModelFault, ModelNotF
 from condensery.networks.known_answers import PromptTable
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_interface import CompressorNetwork, PassageWindow
-from condensery.networks.quantised import Weights
+from condensery.networks.quantised import EncoderWeights, Weights
 from condensery.networks.quoting import Quotes
 from condensery.question import (
     GREEDY,
@@ -334,6 +334,7 @@ class OscarModel:
         limits: Callable[[torch.device], BatchLimits] = default_limits,
         generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
         generator_weights: WeightsSetting = "float",
+        compressor_weights: EncoderWeights = "float",
         generator_server: GeneratorServerConfig | None = None,
         metrics: "Metrics | None" = None,
     ) -> "OscarModel":
@@ -345,16 +346,20 @@ class OscarModel:
                 such weights, or no other server can run it.
         """
         manifest = stored.manifest
-        devices = {"compressor": workers.device, "generator": (generators or workers).device}
+        devices: dict[str, Any] = {
+            "compressor": workers.device,
+            "generator": (generators or workers).device,
+        }
         here = generator_server is None
         weights: Weights = "float"  # which a server's are is its own affair
         if here:
             chosen = generator_weights
             weights = choose_weights(devices["generator"], dtype, chosen, manifest.quality)
-        pair = open_pair(stored, base, dtype=dtype, weights=weights, generates=here, **devices)
+        rounded: Any = {"weights": weights, "compressor_weights": compressor_weights}
+        pair = open_pair(stored, base, dtype=dtype, generates=here, **rounded, **devices)
         info = pair_info(
             pair,
-            weights=weights,
+            **rounded,
             name=manifest.name,
             fingerprint=manifest.fingerprint,
             licence=manifest.licence,

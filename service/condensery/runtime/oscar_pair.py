@@ -21,14 +21,11 @@ from transformers import BertConfig
 
 from condensery.errors import ContextTooLong, CorruptModel, InputError, SettingError
 from condensery.networks.accounting import InferenceCosts
-from condensery.networks.attention import PACKED
-from condensery.networks.bert import fuse_layers
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.known_answers import KnownAnswer, PromptTable, known_answers
-from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_bert import BertCompressor
+from condensery.networks.oscar_bert import BertCompressor, make_ready
 from condensery.networks.oscar_causal import CPU, CausalPair
 from condensery.networks.oscar_interface import (
     CompressorNetwork,
@@ -39,7 +36,7 @@ from condensery.networks.oscar_interface import (
 from condensery.networks.oscar_loading import cost_of, open_networks, open_texts, read_shape
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.quantised import Weights, quantise_linears
+from condensery.networks.quantised import EncoderWeights, Weights, quantise_linears
 from condensery.networks.stepping import StepperNetwork
 from condensery.question import AnswerCost, CompressedPassage
 from condensery.request_context import current_request
@@ -125,6 +122,7 @@ def open_pair(
     generator: torch.device,
     dtype: torch.dtype,
     weights: Weights = "float",
+    compressor_weights: EncoderWeights = "float",
     generates: bool = True,
 ) -> RunnablePair:
     """Load a stored pair of any kind, each half onto its device.
@@ -132,6 +130,7 @@ def open_pair(
     Args:
         base: The encoder whose word embeddings it shares, if it names one.
         weights: What the generator's are held as.
+        compressor_weights: And the compressor's.
         generates: Whether its generator is to run here. Else all of it is read once, so that it is
             known what it must say elsewhere, and its word table kept.
 
@@ -156,7 +155,13 @@ def open_pair(
             if base is None:
                 raise ValueError("it names no base, whose word embeddings it would share")
             whole = load_bert_pair(
-                stored, base, device=generator, dtype=dtype, compressor=compressor, weights=weights
+                stored,
+                base,
+                device=generator,
+                dtype=dtype,
+                compressor=compressor,
+                weights=weights,
+                compressor_weights=compressor_weights,
             )
             return runnable_bert_pair(whole, stored.path)
         texts = open_texts(stored.path, values)
@@ -168,6 +173,7 @@ def open_pair(
             generator=generator if generates else CPU,
             dtype=dtype,
             weights=weights,
+            compressor_weights=compressor_weights,
             generates=generates,
         )
         pair = runnable_causal_pair(network, texts)
@@ -268,6 +274,7 @@ def load_bert_pair(
     dtype: torch.dtype,
     compressor: torch.device | None = None,
     weights: Weights = "float",
+    compressor_weights: EncoderWeights = "float",
 ) -> OscarPair:
     """Load ``stored`` with the word embeddings of ``base``, ready for packed inference.
 
@@ -287,17 +294,17 @@ def load_bert_pair(
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
     pair.generator.to(device=device, dtype=dtype)
     pair.compressor.to(device=compressor or device, dtype=dtype)
-    return prepare_for_inference(pair.eval(), weights)
+    return prepare_for_inference(pair.eval(), weights, compressor_weights)
 
 
-def prepare_for_inference(pair: OscarPair, weights: Weights = "float") -> OscarPair:
+def prepare_for_inference(
+    pair: OscarPair, weights: Weights = "float", compressor_weights: EncoderWeights = "float"
+) -> OscarPair:
     """Replace a pair's parts by those that infer fast, on packed input; it can't train then.
 
     ``weights`` is what the generator's are held as.
     """
-    pair.compressor.backbone.set_attn_implementation(PACKED)
-    fuse_layers(pair.compressor.backbone)
-    trim_last(pair.compressor.backbone)
+    make_ready(pair.compressor.backbone, compressor_weights)
     pair.generator.backbone.set_attn_implementation("sdpa")
     quantise_linears(pair.generator, weights)
     prepack_linears(pair)
@@ -309,12 +316,14 @@ def pair_info(
     *,
     name: str,
     weights: Weights = "float",
+    compressor_weights: EncoderWeights = "float",
     fingerprint: str = "",
     licence: str = "",
     created: int = 0,
 ) -> ModelInfo:
     """Return what ``/v1/models`` shows of a pair."""
-    rounded = "" if weights == "float" else f", generator {weights}"
+    halves = {"compressor": compressor_weights, "generator": weights}
+    rounded = "".join(f", {half} {held}" for half, held in halves.items() if held != "float")
     devices = [str(device) for device in pair.devices]
     if pair.known:
         devices[1] = "generator's server"

@@ -465,6 +465,7 @@ def make_loader(
     dtype = choose_common_dtype([device, *halves], settings.dtype)
     # Refused before any model is read.
     check_weights("encoder_weights", device, settings.encoder_weights)
+    check_weights("compressor_weights", halves[0], settings.compressor_weights)
     choose_weights(halves[1], dtype, settings.generator_weights, {})
     places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
     say(f"loading models on {places} in {dtype_name(dtype)}")
@@ -480,6 +481,7 @@ def make_loader(
             settings.generator_sequences, settings.generator_cache_mib
         ),
         encoder_weights=settings.encoder_weights,
+        compressor_weights=settings.compressor_weights,
         generator_weights=settings.generator_weights,
         generator_servers=_generator_servers(settings),
         first=_first(settings, store),

@@ -75,13 +75,27 @@ def test_a_reranker_orders_more_passages_than_are_shown(
     assert client.asked[0][2]["top_k"] == 30, "no fewer than are wanted"
 
 
+def test_a_passage_is_reranked_under_its_heading_and_shown_with_it(
+    client: Any, found: list[Hit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, heading = "In December 1898, by the Curies.", "Radium\t> When was radium found?"
+    found[:] = [Hit("a#1", "a", text, 40, 40 + len(text), {}, heading, score=0.5)]
+    assert query(capsys) == [
+        "0.500  a#1  under Radium > When was radium found?",
+        "       In December 1898, by the Curies.",
+    ]
+    client.asked.clear()
+    query(capsys, "--rerank")
+    assert client.asked[1][1] == (QUERY, [f"{heading}\n\n{text}"])
+
+
 def test_as_json_a_passage_has_the_fields_of_rest_and_the_reranker_s_score_beside_the_search_s(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     first, _ = map(json.loads, query(capsys, "--json"))
     assert first == {
         "id": "rhine#0", "document_id": "rhine", "text": FIRST.text, "start": 0, "end": 36,
-        "metadata": {"km": 1230}, "score": 0.5,
+        "metadata": {"km": 1230}, "heading": "", "score": 0.5,
     }  # fmt: skip
     _, last = map(json.loads, query(capsys, "--json", "--rerank"))
     assert last == {**first, "relevance_score": 0.9}

@@ -150,6 +150,10 @@ def heading_of(text: str, most: int = 10) -> str:
             "one two three four five six seven eight nine ten",
         ),
         ("。\n\nRun it.", ""),
+        ("<p>\n\nRun it.", ""),
+        (" " * MAX_HEADING_CHARS + "Guide\n\nRun it.", " " * MAX_HEADING_CHARS + "Guide"),
+        (" " * (MAX_HEADING_CHARS + 1) + "Guide\n\nRun it.", ""),
+        (f"{'w ' * 160}. It turns.\n\nRun it.", ""),
     ],
 )
 def test_a_heading_is_a_first_line_of_one_sentence_that_stands_over_something(
@@ -173,7 +177,8 @@ def test_passages_after_the_first_fit_with_the_heading(text: str, size: int, ove
     heading = find_heading(text, tokens, room)
     spans = split(text, tokens, size, overlap, heading)
     above = sum(end <= heading for _, end in tokens)
-    assert above <= room
+    assert above <= room <= size // 3
+    assert not above or size - above - 2 >= 3 * overlap
     for start, end in spans[1:]:
         assert sum(start <= first and last <= end for first, last in tokens) + above <= size
     covered = {at for start, end in spans for at in range(start, end)}

@@ -13,10 +13,10 @@ from tests.unit.questions import make_question
 from condensery.jobs import indexes, maintenance, retrieval
 from condensery.jobs.answer import answer_whole
 from condensery.jobs.contexts import Candidate
-from condensery.question import CompressedPassage
+from condensery.question import AnswerRerank, CompressedPassage
 from condensery.values import Document, Hit, Passage
 
-HEADING = "Old Mill Notes"
+HEADING = "Mill Notes"
 BODY = [
     "The first of them says who built the wheel and when.",
     "A second one names the stream, which is the Aar.",
@@ -106,18 +106,35 @@ async def test_an_answer_in_the_passage_is_cited_where_it_stands_in_the_document
     assert whole.grounded is True
 
 
-async def test_an_answer_in_the_heading_alone_is_cited_by_the_heading(filled, oscar):
-    say(oscar, "old mill")
-    whole = await answer_whole(filled, make_question(index="kb", top_k=20, top_n=2))
-    assert (whole.answer, whole.grounded) == ("Old Mill", True)
+async def test_an_answer_in_the_heading_alone_is_cited_by_the_heading_once(filled, oscar):
+    say(oscar, "mill notes")
+    # The first passage, which has the heading among its words, is not among those.
+    question = make_question("gold?", index="kb", top_k=20, top_n=6)
+    passages = [c for c in (await answer_whole(filled, question)).citations if c.start]
+    assert len([c for c in passages if c.document_id == "notes"]) > 1
+    whole = await answer_whole(filled, replace(question, rerank=AnswerRerank(len(passages))))
+    kept = [c for c in whole.citations if c.document_id == "notes"]
+    assert (whole.answer, whole.grounded) == ("Mill Notes", True)
     (citation,) = (c for c in whole.citations if c.answer_start is not None)
-    assert (citation.document_id, citation.text) == ("notes", HEADING)
+    assert (citation.id, citation.text) == (kept[0].id, HEADING)
     assert DOCUMENT.text[citation.start : citation.end] == HEADING
-    assert DOCUMENT.text[citation.answer_start : citation.answer_end] == "Old Mill"
+    assert DOCUMENT.text[citation.answer_start : citation.answer_end] == "Mill Notes"
     assert HEADING in oscar.quoted[-1]
+    assert all(c.text != HEADING for c in whole.citations if c is not citation)
 
 
-def pointing(at: tuple[int, int] | None, heading: str = f"\n{HEADING}") -> Candidate:
+async def test_a_passage_that_has_the_answer_is_cited_before_any_heading(filled, oscar):
+    say(oscar, "mill notes")
+    whole = await answer_whole(filled, make_question(index="kb", top_k=20, top_n=20))
+    (citation,) = (c for c in whole.citations if c.answer_start is not None)
+    assert (citation.id, citation.start) == ("notes#0", 1)
+    assert all(c.text != HEADING for c in whole.citations)
+
+
+OLD = "Old Mill Notes"
+
+
+def pointing(at: tuple[int, int] | None, heading: str = f"\n{OLD}") -> Candidate:
     text = "The wheel is of oak."
     passage = Passage("notes#1", "notes", text, 40, 60, {}, heading)
     read = len(passage.headed_text)
@@ -137,7 +154,7 @@ def pointing(at: tuple[int, int] | None, heading: str = f"\n{HEADING}") -> Candi
 )
 def test_what_a_pair_points_at_is_of_the_passage_or_of_the_heading(at, pointer, above):
     candidate = pointing(at)
-    assert candidate.headed_text[:16] == f"{HEADING}\n\n"
+    assert candidate.headed_text[:16] == f"{OLD}\n\n"
     assert (candidate.pointer, candidate.heading_pointer) == (pointer, above)
 
 
@@ -147,6 +164,6 @@ def test_windows_of_a_passage_count_from_its_own_text():
     assert replace(candidate, compressed=cut).text == "The wheel"
     cut = replace(candidate.compressed, windows=2, start=20, end=36)
     assert replace(candidate, compressed=cut).text == "wheel is of oak."
-    # A window that ends before the passage's own text says nothing of where to read.
+    # Of one that ends within the heading nothing of the passage itself is read.
     cut = replace(candidate.compressed, windows=2, start=0, end=9)
-    assert replace(candidate, compressed=cut).text == candidate.passage.text
+    assert replace(candidate, compressed=cut).text == ""

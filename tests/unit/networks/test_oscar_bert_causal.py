@@ -28,6 +28,7 @@ from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape
 from condensery.networks.oscar_interface import CompressorNetwork, PairTexts, PassageWindow
 from condensery.networks.oscar_loading import cost_of, open_networks, open_texts, read_shape
+from condensery.networks.quantised import can_quantise
 
 FAMILIES = ["mistral", "llama", "qwen2"]
 QUESTION = text_of(5)
@@ -90,6 +91,22 @@ def close(got: Tensor, wanted: Tensor) -> bool:
     """Agree to 5e-5 of the values' size."""
     scale = max(1.0, float(wanted.abs().max()))
     return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=0, atol=5e-5 * scale)
+
+
+@pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
+@torch.inference_mode()
+def test_a_compressors_layers_in_8_bits_give_nearly_the_same(tmp_path: Path) -> None:
+    directory, shape, state = stored(tmp_path, FAMILIES[0])
+    config = directory / "compressor" / "config.json"
+    # As BERT's is where nothing is said: a network that is not for inference yet drops some.
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_dropout_prob": 0.1}))
+    exact = open_networks(directory, shape, state.items())
+    rounded = open_networks(directory, shape, state.items(), compressor_weights="int8")
+    texts: PairTexts = open_texts(directory, shape)
+    readings = [window for windows in texts.make_windows(QUESTION, PASSAGES) for window in windows]
+    one, other = (pair.compressor.compress(readings).vectors for pair in (exact, rounded))
+    assert not torch.equal(one, other)
+    assert torch.cosine_similarity(one, other, dim=-1).min() > 0.99
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -209,5 +209,8 @@ def test_encoders_weights_are_refused_by_the_setting_that_names_them() -> None:
         check_weights("encoder_weights", torch.device("cuda"), "int8")
     assert caught.value.field == "encoder_weights"
     check_weights("encoder_weights", torch.device("cuda"), "float")
+    with pytest.raises(SettingError, match="compressors run on cuda here") as caught:
+        check_weights("compressor_weights", torch.device("cuda"), "int8")
+    assert caught.value.field == "compressor_weights"
     with pytest.raises(SettingError, match=r"weights='int8' is for a CPU .* and encoders run on"):
         check_weights("weights", torch.device("cuda"), "int8")

@@ -2,6 +2,7 @@ import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tiny_published import Cocom, write_base
 from torch import Tensor
 
 from condensery.errors import CorruptModel
-from condensery.networks import quantised
+from condensery.networks import backbone, quantised
 from condensery.networks.quantised import Int4, Int8, Weights, can_quantise
 from condensery.runtime.oscar_pair import open_pair, pair_info
 from condensery.store import weights
@@ -99,6 +100,30 @@ def test_only_the_generators_weights_are_rounded(
     # Random weights of 32 rows know nothing of rounding: 4 bits change much, and not everything.
     assert torch.cosine_similarity(*scores, dim=-1).mean() > (0.99 if weights == "int8" else 0.7)
     assert pair_info(rounded, name="m", weights=weights).dtype == f"float32, generator {weights}"
+
+
+@pytest.mark.skipif(not can_quantise("int8", CPU), reason="no products of 8 bits")
+def test_only_the_compressors_weights_are_rounded(
+    stored: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantised, "SMALLEST", 1)
+    # Random weights of 32 rows know nothing of rounding, and would be refused for what they give.
+    monkeypatch.setattr(backbone, "AGREEMENT_ROUNDED", 0.5)
+    how: dict[str, Any] = {"compressor": CPU, "generator": CPU, "dtype": torch.float32}
+    exact = open_pair(stored, None, **how)
+    rounded = open_pair(stored, None, compressor_weights="int8", **how)
+    rows = exact.generator.embed([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        hidden = [pair.generator(rows).last_hidden_state for pair in (exact, rounded)]
+        windows = [w for each in exact.texts.make_windows("who?", ["in the mill"]) for w in each]
+        memories = [pair.compressor.compress(windows) for pair in (exact, rounded)]
+    assert torch.equal(*hidden)
+    one, other = (memory.vectors for memory in memories)
+    assert not torch.equal(one, other)
+    assert torch.cosine_similarity(one, other, dim=-1).mean() > 0.98
+    assert pair_info(rounded, name="m", compressor_weights="int8").dtype == (
+        "float32, compressor int8"
+    )
 
 
 def test_a_token_s_text_has_its_blank(stored: StoredModel) -> None:

@@ -24,6 +24,7 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.metrics import Metrics
+from condensery.networks.quantised import can_quantise
 from condensery.runtime.loader import RunningModel, self_test
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference
@@ -146,6 +147,24 @@ def test_of_what_is_stored_those_serve_that_a_setting_names(store: ModelStore) -
     with pytest.raises(SettingError, match=f"models: 'no': there are another-.*{PAIR}") as refused:
         open_named(f"{PAIR},no")
     assert (refused.value.field, refused.value.value) == ("models", "no")
+
+
+@pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
+def test_what_weights_are_held_as_is_a_setting_of_each_half_and_of_encoders(
+    store: ModelStore,
+) -> None:
+    def dtypes(**held: Any) -> list[str]:
+        settings = Settings(dtype="float32", workers=1, generator_weights="float", **held)
+        loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
+        models = ModelRegistry.open(loader, ModelAliases(), 1.0)
+        try:
+            return [models.encoder().info.dtype, models.pair().info.dtype]
+        finally:
+            models.close()
+
+    assert dtypes() == ["float32", "float32"]
+    assert dtypes(encoder_weights="int8") == ["float32, weights int8", "float32"]
+    assert dtypes(compressor_weights="int8") == ["float32", "float32, compressor int8"]
 
 
 def test_what_others_are_made_from_is_no_model_to_start_with(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from condensery.methods.ranking.retrieval import MODES
 from condensery.methods.ranking.sets import read_corpus
 from condensery.methods.trainer.publishing import versions
 from condensery.methods.trainer.reports import command_line
+from condensery.networks.quantised import EncoderWeights
 from condensery.parsers import Parser
 from condensery.runtime.device import (
     WeightsSetting,
@@ -60,10 +61,11 @@ def opened(
     dtype: torch.dtype,
     encoder: str | None,
     weights: WeightsSetting = "float",
+    compressor_weights: EncoderWeights = "float",
 ) -> Iterator[tuple[OscarModel, Encoder | None]]:
     """Run a stored pair, and an encoder by its side if one is named.
 
-    ``weights`` is what its generator's are held as.
+    ``weights`` is what its generator's are held as, ``compressor_weights`` what its compressor's.
     """
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(2))
@@ -90,6 +92,7 @@ def opened(
             threads=threads,
             limits=unlimited_queue,
             generator_weights=weights,
+            compressor_weights=compressor_weights,
         )
         stack.callback(model.close)
         yield model, embeds

@@ -2,7 +2,8 @@
 
 The same questions, each with its own passage, are answered with the weights as floats and with
 those of 8 and of 4 bits. What is written is a part of a report (``condensery eval oscar --part``),
-and ``--generator-weights auto`` goes by it.
+and ``--generator-weights auto`` goes by it. With ``--of compressor`` it is the compressor's that
+are rounded; of that no report has a part.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -30,13 +31,13 @@ from condensery.methods.oscar.report import opened
 from condensery.methods.ranking.parts import check_out, write_part
 from condensery.methods.trainer.reports import command_line, paired_bootstrap
 from condensery.networks.dtypes import dtype_name
-from condensery.networks.quantised import Weights, smallest
+from condensery.networks.quantised import EncoderWeights, Weights, smallest
 from condensery.parsers import Parser
 from condensery.question import exact_match
 from condensery.runtime.device import (
     WEIGHTS,
+    check_weights,
     choose_dtype,
-    choose_weights,
     prepare_process,
 )
 from condensery.store.store import ModelStore, shipped_store
@@ -46,6 +47,7 @@ ALL = 1_000_000
 CPU = torch.device("cpu")
 GOLD = next(setting for setting in FIXED if setting.key == "gold")
 EXACT: Weights = "float"
+GENERATOR, COMPRESSOR = "generator", "compressor"
 
 
 def compare(rows: Sequence[Row], outcomes: Mapping[Weights, Sequence[Outcome]]) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--store", type=Path, required=True, help="root that holds its base too")
     add("--shipped", type=Path, default=shipped_store(), help="a second root (the shipped one)")
     add("--questions", type=Path, required=True, help="JSONL: question, answers, context, title")
-    add("--weights", default=",".join(WEIGHTS[1:]), help="beside floats (%(default)s)")
+    add("--of", choices=(GENERATOR, COMPRESSOR), default=GENERATOR, help="whose (%(default)s's)")
+    add("--weights", help="beside floats (int8,int4; of a compressor int8)")
     add("--count", type=int, default=ALL, help="questions sampled (all)")
     add("--seed", type=int, default=17)
     add("--at-once", type=int, default=16, help="questions under way at once (16)")
@@ -98,16 +101,17 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_weights(text: str) -> list[Weights]:
-    """Read which weights are to be measured, floats first.
+def read_weights(text: str | None, of: str = GENERATOR) -> list[Weights]:
+    """Read which weights are to be measured, floats first; None is all that ``of`` can have.
 
     Raises:
         InputError: One is unknown.
     """
-    names = [name for name in text.replace(" ", "").split(",") if name]
+    can = WEIGHTS if of == GENERATOR else get_args(EncoderWeights)
+    names = can if text is None else [name for name in text.replace(" ", "").split(",") if name]
     for name in names:
-        if name not in WEIGHTS:
-            raise InputError.at("weights", f"{name!r} is not one of {', '.join(WEIGHTS)}", name)
+        if name not in can:
+            raise InputError.at("weights", f"{name!r} is not one of {', '.join(can)}", name)
     return [known for known in WEIGHTS if known in (EXACT, *names)]
 
 
@@ -120,7 +124,8 @@ def answer_all(
 ) -> list[Outcome]:
     """Answer every question that was not answered before with such weights."""
     store = ModelStore(args.shipped, args.store)
-    with opened(store, args.model, CPU, dtype, None, weights) as (model, _):
+    held: dict[str, Any] = {"weights" if args.of == GENERATOR else "compressor_weights": weights}
+    with opened(store, args.model, CPU, dtype, None, **held) as (model, _):
         about = {
             "model": model.info.name,
             "fingerprint": model.info.fingerprint,
@@ -131,11 +136,12 @@ def answer_all(
         answers = Answers(folder, about)
         runner = QuestionRunner(model, answers, args.at_once, ANSWER_TOKENS)
         texts = [[row["context"]] for row in questions.rows]
+        kind = weights if args.of == GENERATOR or weights == EXACT else f"{args.of}-{weights}"
         log.info("%s: %d questions", weights, len(texts))
 
         async def ask() -> list[Outcome]:
             await model.warm_up()
-            return await runner.ask_all(questions.rows, texts, GOLD, f"{GOLD.asks}-{weights}")
+            return await runner.ask_all(questions.rows, texts, GOLD, f"{GOLD.asks}-{kind}")
 
         return asyncio.run(ask())
 
@@ -145,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     args = make_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    named = read_weights(args.weights)
+    named = read_weights(args.weights, args.of)
     check_out(args.out)
     questions = sample_questions(args.questions, args.count, args.seed)
     if not questions.with_gold:
@@ -153,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     prepare_process()
     dtype = choose_dtype(CPU, args.dtype)
     for weights in named:  # refused before anything is answered
-        choose_weights(CPU, dtype, weights, {})
+        check_weights(f"{args.of}_weights", CPU, weights)
     with ExitStack() as stack:
         if args.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -167,11 +173,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "questions": len(questions.rows),
         "file": questions.file,
         "dtype": dtype_name(dtype),
-        "smallest": smallest(dtype),
+        # Of a compressor whole layers are rounded, whatever their size.
+        **({"smallest": smallest(dtype)} if args.of == GENERATOR else {}),
         **compare(questions.rows, outcomes),
     }
     made = {"command": command_line("eval weights", argv), "machine": machine(CPU, dtype)}
-    sys.stdout.write(write_part({"weights": part, "made": {"weights": made}}, args.out))
+    name = "weights" if args.of == GENERATOR else f"{COMPRESSOR}_weights"
+    sys.stdout.write(write_part({name: part, "made": {name: made}}, args.out))
 
 
 if __name__ == "__main__":

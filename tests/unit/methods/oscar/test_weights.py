@@ -17,6 +17,7 @@ from condensery.methods.oscar.tables import weights as table
 from condensery.methods.oscar.weights import compare, main
 from condensery.networks import native, quantised
 from condensery.networks.quantised import can_quantise
+from condensery.runtime.oscar import OscarModel
 
 EMPTY = Outcome("", 1, 1, 0, 0.5, 0, 8, 20, 1000)
 
@@ -99,6 +100,43 @@ def test_it_is_measured_and_becomes_a_part_of_a_report(
     main([*words, "--dtype", "float32", "--out", str(out)])
     assert (tmp_path / "weights.answers" / answers[0]).read_bytes() == before
     capsys.readouterr()
+
+
+@pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
+def test_a_compressors_are_measured_too_and_are_no_part_of_a_report(
+    store_with_pair: Path,
+    questions: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "compressor.json"
+    ran: list[str] = []
+    load = OscarModel.load
+
+    def noted(*args: Any, **how: Any) -> OscarModel:
+        model = load(*args, **how)
+        ran.append(model.info.dtype)
+        return model
+
+    monkeypatch.setattr(OscarModel, "load", noted)
+    words = ["--store", str(store_with_pair), "--questions", str(questions), "--dtype", "float32"]
+    main([*words, "--weights", "int8", "--out", str(out)])  # the generator's, kept beside
+    capsys.readouterr()
+    main([*words, "--of", "compressor", "--out", str(out)])
+    assert ran == ["float32", "float32, generator int8", "float32", "float32, compressor int8"]
+    content = json.loads(out.read_text())
+    assert json.loads(capsys.readouterr().out) == content
+    part = content["compressor_weights"]
+    assert set(part) == {"questions", "file", "dtype", "float", "int8"}
+    answers = out.with_name("compressor.answers")
+    kept = sorted(path.stem for path in answers.glob("*.jsonl"))
+    assert len(kept) == 3
+    assert sum("compressor-int8" in name for name in kept) == 1
+    with pytest.raises(InputError, match="holds neither of"):
+        read_parts([out])
+    with pytest.raises(InputError, match="weights: 'int4' is not one of float, int8"):
+        main([*words, "--of", "compressor", "--weights", "int4"])
 
 
 @pytest.mark.parametrize(
