@@ -5,7 +5,9 @@ passage that begins after it.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import takewhile
 
 from condensery.sentences import MOST_CHARACTERS, sentences
 
@@ -41,8 +43,9 @@ def find_heading(text: str, offsets: Sequence[Span], most: int) -> int:
     if start > MAX_HEADING_CHARS or not _is_heading(line.rstrip(), text, start + len(line)):
         return 0
     end = start + len(line.rstrip())
-    tokens = [token for token in offsets if token[1] > token[0]]
-    count = sum(1 for token in tokens if token[1] <= end)
+    within = takewhile(lambda token: token[1] <= end, offsets)
+    tokens = [token for token in within if token[1] > token[0]]
+    count = len(tokens)
     if count > most:
         count = next((at for at in range(most, 0, -1) if _between_words(text, tokens, at)), 0)
         end = tokens[count - 1][1]
@@ -56,15 +59,12 @@ def _is_heading(line: str, text: str, end: int) -> bool:
         and any(map(str.isalnum, line))
         and not line.endswith(_GOES_ON)
         # what is longer than a sentence may be is cut for that alone
-        and all(len(list(sentences(part))) == 1 for part in _ends_of(line))
+        and len(list(sentences(line[:MOST_CHARACTERS]))) == 1
+        and len(list(sentences(line[-MOST_CHARACTERS:]))) == 1
         and not _NO_HEADING.match(line)
         and bool(_MARKED.match(line) or _BELOW_HEADING.match(text, end))
         and bool(text[end:].strip())
     )
-
-
-def _ends_of(line: str) -> tuple[str, str]:
-    return line[:MOST_CHARACTERS], line[-MOST_CHARACTERS:]
 
 
 def split(
@@ -98,7 +98,7 @@ def split(
     tokens = [(start, end) for start, end in offsets if end > start]
     if not text.strip():
         return [(0, 0)]
-    above = sum(1 for _, end in tokens if end <= heading)
+    above = bisect_right(tokens, heading, key=lambda token: token[1])
     later = size - above - _BETWEEN_TOKENS if above else size
     spans: list[Span] = []
     first = stop = 0

@@ -336,6 +336,24 @@ def run_packed(
     return backbone
 
 
+def make_ready(model: PreTrainedModel, weights: EncoderWeights = "float") -> None:
+    """Let ``model`` read packed input, fast, as part of a network that is not a ``Backbone``.
+
+    Args:
+        model: A base model, replaced in place; it can't train then.
+        weights: As in ``load_backbone``.
+
+    Raises:
+        CorruptModel: Rounded, it gives clearly other numbers.
+    """
+    if weights != "float":
+        run_packed(model, weights=weights)
+        return
+    model.set_attn_implementation(PACKED)
+    fuse_layers(model)
+    trim_last(model)
+
+
 def _alone(model: PreTrainedModel, ids: Sequence[int], *, both_ways: bool) -> Tensor:
     """Return the last hidden states (tokens, width) of one sequence, as transformers has them."""
     row = torch.tensor([ids], device=model.device)

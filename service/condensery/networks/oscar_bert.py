@@ -11,12 +11,8 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from condensery.networks.attention import PACKED
-from condensery.networks.backbone import run_packed
-from condensery.networks.bert import fuse_layers
-from condensery.networks.last_layer import trim_last
+from condensery.networks.backbone import make_ready
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_interface import (
@@ -186,7 +182,7 @@ class BertHalf(Compressor):
     """A BERT-size compressor whose generator has a vocabulary of its own: nothing is copied."""
 
     def make_ready(self, weights: EncoderWeights = "float") -> None:
-        """Replace parts by those that infer fast (``make_ready``)."""
+        """Replace parts by those that infer fast (``backbone.make_ready``)."""
         make_ready(self.backbone, weights)
 
     def cost(self, window: PassageWindow) -> int:
@@ -197,24 +193,6 @@ class BertHalf(Compressor):
         """Compress and score all of them in one forward pass, without padding."""
         ids = windows[0].ids  # of every window, the first and last are [CLS] and [SEP]
         return _compress(self, windows, Specials(ids[0], ids[-1]), None)
-
-
-def make_ready(backbone: PreTrainedModel, weights: EncoderWeights = "float") -> None:
-    """Replace a compressor's parts by those that infer fast, on packed input; it can't train then.
-
-    Args:
-        backbone: Replaced in place.
-        weights: What its layers' are held as.
-
-    Raises:
-        CorruptModel: Rounded, it gives clearly other numbers.
-    """
-    if weights != "float":
-        run_packed(backbone, weights=weights)
-        return
-    backbone.set_attn_implementation(PACKED)
-    fuse_layers(backbone)
-    trim_last(backbone)
 
 
 def _compress(

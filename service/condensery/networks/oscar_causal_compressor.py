@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from condensery.networks.attention import PACKED
-from condensery.networks.backbone import row_multiple, run_packed
-from condensery.networks.last_layer import trim_last
+from condensery.networks.backbone import make_ready, row_multiple
 from condensery.networks.oscar_causal_shape import CompressorShape
 from condensery.networks.oscar_interface import Memories, PassageWindow
 from condensery.networks.packing import Packing
@@ -70,11 +68,7 @@ class CausalCompressor(nn.Module):
 
     def make_ready(self, weights: EncoderWeights = "float") -> None:
         """Read packed input, with layers whose weights are held so."""
-        if weights != "float":
-            run_packed(self.backbone, weights=weights)
-            return
-        self.backbone.set_attn_implementation(PACKED)
-        trim_last(self.backbone)
+        make_ready(self.backbone, weights)
 
     def cost(self, window: PassageWindow) -> int:
         """Return the positions a window takes, memory and rerank tokens included."""

@@ -21,11 +21,12 @@ from transformers import BertConfig
 
 from condensery.errors import ContextTooLong, CorruptModel, InputError, SettingError
 from condensery.networks.accounting import InferenceCosts
+from condensery.networks.backbone import make_ready
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.known_answers import KnownAnswer, PromptTable, known_answers
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_bert import BertCompressor, make_ready
+from condensery.networks.oscar_bert import BertCompressor
 from condensery.networks.oscar_causal import CPU, CausalPair
 from condensery.networks.oscar_interface import (
     CompressorNetwork,

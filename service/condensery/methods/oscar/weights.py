@@ -48,6 +48,8 @@ CPU = torch.device("cpu")
 GOLD = next(setting for setting in FIXED if setting.key == "gold")
 EXACT: Weights = "float"
 GENERATOR, COMPRESSOR = "generator", "compressor"
+# What figures of each are called, and the weights that ``opened`` is given.
+PARTS = {GENERATOR: "weights", COMPRESSOR: "compressor_weights"}
 
 
 def compare(rows: Sequence[Row], outcomes: Mapping[Weights, Sequence[Outcome]]) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--store", type=Path, required=True, help="root that holds its base too")
     add("--shipped", type=Path, default=shipped_store(), help="a second root (the shipped one)")
     add("--questions", type=Path, required=True, help="JSONL: question, answers, context, title")
-    add("--of", choices=(GENERATOR, COMPRESSOR), default=GENERATOR, help="whose (%(default)s's)")
+    add("--of", choices=tuple(PARTS), default=GENERATOR, help="whose (%(default)s's)")
     add("--weights", help="beside floats (int8,int4; of a compressor int8)")
     add("--count", type=int, default=ALL, help="questions sampled (all)")
     add("--seed", type=int, default=17)
@@ -124,7 +126,7 @@ def answer_all(
 ) -> list[Outcome]:
     """Answer every question that was not answered before with such weights."""
     store = ModelStore(args.shipped, args.store)
-    held: dict[str, Any] = {"weights" if args.of == GENERATOR else "compressor_weights": weights}
+    held: dict[str, Any] = {PARTS[args.of]: weights}
     with opened(store, args.model, CPU, dtype, None, **held) as (model, _):
         about = {
             "model": model.info.name,
@@ -178,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         **compare(questions.rows, outcomes),
     }
     made = {"command": command_line("eval weights", argv), "machine": machine(CPU, dtype)}
-    name = "weights" if args.of == GENERATOR else f"{COMPRESSOR}_weights"
+    name = PARTS[args.of]
     sys.stdout.write(write_part({name: part, "made": {name: made}}, args.out))
 
 
