@@ -22,14 +22,13 @@ Rows are kept in FILE.json as they are made, those of earlier runs too; FILE.md 
 
 import argparse
 import gc
-import itertools
 import os
 import shutil
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ from recording import Recording
 from result_table import ResultTable
 
 from condensery.index import kinds
+from condensery.index.flat_vectors import vectors_of
 from condensery.index.store import IndexStore
 from condensery.index.vectors import make_graph, train
 from condensery.values import Document, Floats, IndexSpec, Passage
@@ -58,7 +58,7 @@ HEADS = (
         "MiB in memory",
         "KB a passage, disk",
     ),
-    *("recall, ours", "FAISS", "p50 / p95 ms, ours", "FAISS"),
+    *("recall, ours", "FAISS", "p50 / p95 ms, ours", "FAISS", "FAISS, 8 bits"),
     *("to first hits, s", "after a boot", "to writes"),
     *("written/s while asked", "longest query, ms: quiet", "writing", "snapshot", "compacting"),
 )
@@ -66,7 +66,8 @@ PAGE = """# Indexes at size
 
 {dims} features, the {top_k} nearest, one thread a query. "FAISS" is its own index of the same kind
 and settings over the same vectors, which returns numbers where ours returns passages out of SQLite;
-of `ivf_pq` both compare the nearest by code with their vectors, FAISS with those in its memory.
+of `ivf_pq` both compare the nearest by code with their vectors, FAISS with those in its memory, and
+"FAISS, 8 bits" is the one with codes of 8 bits, which FAISS's users know by that name.
 "Aside after": how much longer than the last write training and saving took. "While asked": one
 thread asks without a pause meanwhile, and so for the longest queries.
 
@@ -127,38 +128,50 @@ def asking(store: IndexStore, queries: Floats) -> Iterator[list[float]]:
         thread.join()
 
 
-def peer(kind: str, count: int, blocks: Iterable[Floats]) -> Any:
+def flat(count: int, blocks: Iterable[Floats]) -> Any:
+    """Return FAISS's own flat index of so many vectors."""
+    index = faiss.IndexFlat(DIMS, faiss.METRIC_INNER_PRODUCT)
+    index.codes.resize(4 * DIMS * count)  # at once: growing takes as much again for a while
+    room = faiss.rev_swig_ptr(index.get_xb(), DIMS * count).reshape(count, DIMS)
+    start = 0
+    for vectors in blocks:
+        room[start : start + len(vectors)] = vectors
+        start += len(vectors)
+    index.ntotal = count
+    return index
+
+
+def coded(vectors: Any, options: Mapping[str, int]) -> Any:
+    """Return FAISS's own IVF-PQ index over a flat one, by whose vectors it compares the nearest.
+
+    Codes alone would find less; ours does so, too.
+    """
+    count, held = vectors.ntotal, vectors_of(vectors, vectors.ntotal)
+    # Vectors are drawn one like the other: the first ones are a sample.
+    codes = train("ip", DIMS, options, count, held[: kinds.sample_size(options, count)])
+    codes.nprobe = kinds.probes_for(codes.nlist)
+    for start in range(0, count, WRITE):
+        codes.add(held[start : start + WRITE])
+    index = faiss.IndexRefine(codes, vectors)
+    index.k_factor = kinds.candidates_for(TOP_K, kinds.bits_for(options)) / TOP_K
+    return index
+
+
+def peers(kind: str, count: int, blocks: Iterable[Floats]) -> dict[str, Any]:
     """Return FAISS's own index of the kind, with the settings that ours chooses at this size.
 
-    Codes alone would find less: as ours does, it compares the nearest by their vectors.
+    Of ``ivf_pq`` also the one that FAISS's users know by that name, with codes of 8 bits.
     """
-    if kind == "flat":
-        index = faiss.IndexFlat(DIMS, faiss.METRIC_INNER_PRODUCT)
-        index.codes.resize(4 * DIMS * count)  # at once: growing takes as much again for a while
-        room = faiss.rev_swig_ptr(index.get_xb(), DIMS * count).reshape(count, DIMS)
-        start = 0
-        for vectors in blocks:
-            room[start : start + len(vectors)] = vectors
-            start += len(vectors)
-        index.ntotal = count
-        return index
     if kind == "hnsw":
-        index = make_graph("ip", DIMS, {})
-        index.hnsw.efSearch = kinds.HNSW_SEARCH_BREADTH
-    else:
-        # Vectors are drawn one like the other: the first ones are a sample.
-        blocks, first = itertools.tee(blocks)
-        sample = np.concatenate(
-            list(itertools.islice(first, -(-kinds.sample_size({}, count) // WRITE)))
-        )
-        del first
-        codes = train("ip", DIMS, {}, count, sample)
-        codes.nprobe = kinds.probes_for(codes.nlist)
-        index = faiss.IndexRefineFlat(codes)
-        index.k_factor = kinds.candidates_for(TOP_K) / TOP_K
-    for vectors in blocks:
-        index.add(vectors)
-    return index
+        graph = make_graph("ip", DIMS, {})
+        graph.hnsw.efSearch = kinds.HNSW_SEARCH_BREADTH
+        for vectors in blocks:
+            graph.add(vectors)
+        return {"faiss": graph}
+    held = flat(count, blocks)
+    if kind == "flat":
+        return {"faiss": held}
+    return {"faiss": coded(held, {}), "faiss_8_bits": coded(held, {"pq_bits": kinds.FULL_BITS})}
 
 
 def nearest(queries: Floats, blocks: Iterable[Floats]) -> list[set[int]]:
@@ -183,6 +196,10 @@ def timed(ask: Callable[[Any], Any], query: object) -> tuple[float, Any]:
     return 1000 * (time.perf_counter() - began), found
 
 
+def search(index: Any, query: Floats) -> Any:
+    return index.search(query[None, :], TOP_K)
+
+
 def recall(found: Sequence[Sequence[int]], truth: Sequence[set[int]]) -> float:
     return statistics.fmean(
         len(set(rows) & right) / len(right) for rows, right in zip(found, truth, strict=True)
@@ -199,17 +216,18 @@ def find(
 ) -> dict[str, Any]:
     """Ask the store and FAISS in turn."""
     truth = nearest(queries, (make() for make in blocks))
-    own = peer(kind, count, (make() for make in blocks))
+    own = peers(kind, count, (make() for make in blocks))
     remember(work)  # of which the system may have forgotten some, as long as that took
-    times: dict[str, list[float]] = {"ours": [], "faiss": []}
-    found: dict[str, list[list[int]]] = {"ours": [], "faiss": []}
+    times: dict[str, list[float]] = {name: [] for name in ("ours", *own)}
+    found: dict[str, list[list[int]]] = {name: [] for name in times}
     for query in queries:
         taken, hits = timed(lambda q: store.query("kb", q, top_k=TOP_K), query)
         times["ours"].append(taken)
         found["ours"].append([int(hit.passage.document_id[1:]) for hit in hits])
-        taken, (_, rows) = timed(lambda q: own.search(q[None, :], TOP_K), query)
-        times["faiss"].append(taken)
-        found["faiss"].append(rows[0].tolist())
+        for name, index in own.items():
+            taken, (_, rows) = timed(partial(search, index), query)
+            times[name].append(taken)
+            found[name].append(rows[0].tolist())
     return {
         name: {
             "recall": recall(found[name], truth),
@@ -330,7 +348,8 @@ def measure(kind: str, count: int, work: Path) -> dict[str, Any]:
 def render(table: ResultTable) -> str:
     lines = [f"| {' | '.join(HEADS)} |", f"|---|{'---:|' * (len(HEADS) - 1)}"]
     for row in table.rows.values():
-        ours, own = row["found"]["ours"], row["found"]["faiss"]
+        by_name = row["found"]
+        ours, own, full = (by_name.get(name) for name in ("ours", "faiss", "faiss_8_bits"))
         cells = (
             row["kind"],
             f"{row['passages']:,}",
@@ -340,7 +359,10 @@ def render(table: ResultTable) -> str:
             f"{row['memory_mib']:,.0f}",
             f"{row['disk_kb']:.1f}",
             *(f"{one['recall']:.3f}" for one in (ours, own)),
-            *(f"{one['p50_ms']:.1f} / {one['p95_ms']:.1f}" for one in (ours, own)),
+            *(
+                f"{one['p50_ms']:.1f} / {one['p95_ms']:.1f}" if one else "–"
+                for one in (ours, own, full)
+            ),
             *(f"{row[name]:.1f}" for name in ("start_seconds", "boot_seconds", "writable_seconds")),
             f"{row['asked_written_a_second']:,.0f}",
             *(

@@ -199,8 +199,12 @@ def draw_index_size(report: Mapping[str, Any]) -> Figure | None:
             "a query, p50, ms (logarithmic)",
             True,
             {
-                name: lambda row, key=key: row["found"][key]["p50_ms"]
-                for name, key in ((OURS, "ours"), ("FAISS", "faiss"))
+                name: lambda row, key=key: row["found"].get(key, {}).get("p50_ms")
+                for name, key in (
+                    (OURS, "ours"),
+                    ("FAISS", "faiss"),
+                    ("FAISS, 8 bits", "faiss_8_bits"),
+                )
             },
         ),
         (
@@ -234,7 +238,11 @@ def draw_index_size(report: Mapping[str, Any]) -> Figure | None:
     )
     for place, (unit, log, contenders) in enumerate(panels):
         axes = figure.add_subplot(2, 2, place + 1)
-        values = {name: [_point(read(row)) for row in rows] for name, read in contenders.items()}
+        values = {
+            name: points
+            for name, read in contenders.items()
+            if any(points := [_point(read(row)) for row in rows])
+        }
         bars(axes, groups, values, unit=unit, log=log)
         axes.tick_params(axis="x", labelsize=7)
         axes.legend(fontsize=7, frameon=False)

@@ -194,13 +194,13 @@ def vectors_after(
         yield _unpack(block, dims)
 
 
-def rank(
+def score(
     connection: sqlite3.Connection, rows: Sequence[int], vector: Floats, metric: str
-) -> tuple[list[int], list[float]]:
-    """Return the rows that exist, nearest first, with their scores.
+) -> tuple[Rows, Floats]:
+    """Return those of the rows that exist, in no particular order, and their scores.
 
     Args:
-        connection: What it sees is ranked.
+        connection: What it sees is scored.
         rows: Of passages.
         vector: The query, (dims,).
         metric: ``ip`` or ``l2``; more is nearer.
@@ -212,9 +212,7 @@ def rank(
         scores.append(
             vectors @ vector if metric == "ip" else -((vectors - vector) ** 2).sum(axis=1)
         )
-    found, near = np.concatenate(stored), np.concatenate(scores)
-    order = np.lexsort((found, -near))
-    return found[order].tolist(), near[order].tolist()
+    return np.concatenate(stored), np.concatenate(scores)
 
 
 _DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"

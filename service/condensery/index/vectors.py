@@ -165,6 +165,10 @@ class VectorCache:
         """Whether scores are those of codes, not of vectors."""
         return self._vectors is None
 
+    def candidates_for(self, k: int) -> int:
+        """Return how many to search for where it ``approximates``, to find the ``k`` nearest."""
+        return kinds.candidates_for(k, int(self._index.pq.nbits))
+
     @property
     def tombstones(self) -> int:
         """Rows that are held, and returned by no search."""
@@ -578,9 +582,10 @@ def train(metric: str, dims: int, options: Options, rows: int, sample: Floats) -
     """Return an empty IVF-PQ index for ``rows`` vectors, trained on a sample of them."""
     quantizer = faiss.IndexFlat(dims, METRICS[metric])
     cells = options.get("nlist", kinds.cells_for(rows))
-    codes = options.get("pq_m", kinds.codes_for(dims))
-    bits = options.get("pq_bits", kinds.PQ_BITS)
-    index = faiss.IndexIVFPQ(quantizer, dims, cells, codes, bits, METRICS[metric])
+    bits = kinds.bits_for(options)
+    codes = options.get("pq_m", kinds.codes_for(dims, bits))
+    make = faiss.IndexIVFPQFastScan if bits == kinds.FAST_BITS else faiss.IndexIVFPQ
+    index = make(quantizer, dims, cells, codes, bits, METRICS[metric])
     for clustering in (index.cp, index.pq.cp):
         clustering.niter = kinds.TRAINING_ROUNDS
         clustering.max_points_per_centroid = kinds.LEAST_A_CENTRE

@@ -35,6 +35,8 @@ PQ: dict[str, Any] = {
     "options": {"nlist": 16, "pq_m": 8, "pq_bits": 4},
 }
 LEAST = 39 * 16
+# Codes of five bits, as all but those of four, are compared by other code of FAISS's.
+LONG = {"nlist": 16, "pq_m": 8, "pq_bits": 5}
 
 
 def write(
@@ -97,22 +99,23 @@ def recall(store: IndexStore, data_dir: Path, chosen: Filter | None = None, **ho
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize(("options", "least"), [(PQ["options"], LEAST), (LONG, 39 * 32)])
 def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
-    data_dir: Path, metric: str
+    data_dir: Path, metric: str, options: dict[str, int], least: int
 ) -> None:
     with open_store(data_dir) as store:
-        store.create("pq", IndexSpec(**{**PQ, "metric": metric}))
-        write(store, range(LEAST - 1))
+        store.create("pq", IndexSpec(**{**PQ, "metric": metric, "options": options}))
+        write(store, range(least - 1))
         info = store.info("pq")
-        assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "flat", LEAST)
-        assert info.options == PQ["options"]
+        assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "flat", least)
+        assert info.options == options
         assert recall(store, data_dir) == 1
-        write(store, range(LEAST - 1, LEAST))
+        write(store, range(least - 1, least))
         info = store.info("pq")
         assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "ivf_pq", None)
         assert store.find("pq")._vector_index.cache._index.nlist == 16
         assert recall(store, data_dir) > 0.95
-        write(store, range(LEAST, 1500))
+        write(store, range(least, 1500))
         assert recall(store, data_dir) > 0.95
         few = Filter(must=(Range("n", (("lt", 30),)),))
         assert recall(store, data_dir, few, keep=lambda n: n < 30) == 1
@@ -120,9 +123,12 @@ def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
         assert recall(store, data_dir, even, keep=lambda n: n % 2 == 0) > 0.95
 
 
-def test_deleted_and_replaced_passages_are_passed_over_and_compacted(data_dir: Path) -> None:
+@pytest.mark.parametrize("options", [PQ["options"], LONG])
+def test_deleted_and_replaced_passages_are_passed_over_and_compacted(
+    data_dir: Path, options: dict[str, int]
+) -> None:
     with open_store(data_dir) as store:
-        store.create("pq", IndexSpec(**PQ))
+        store.create("pq", IndexSpec(**{**PQ, "options": options}))
         write(store, range(3000))
         store.delete("pq", [f"d{n}" for n in range(500)])
         assert store.info("pq").tombstones == 500
@@ -352,9 +358,31 @@ def test_an_invalid_option_is_named(kind: str, options: Any, field: str, says: s
     assert says in caught.value.message
 
 
+def test_an_index_with_codes_of_eight_bits_from_before_goes_on(
+    data_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What options leave out was 8 bits then: the file is searched as it is."""
+    spec = IndexSpec(**{**PQ, "metric": "l2", "options": {"nlist": 16}})
+    with monkeypatch.context() as older, open_store(data_dir) as store:
+        older.setattr(kinds, "bits_for", lambda options: kinds.FULL_BITS)
+        store.create("pq", spec)
+        for start in range(0, 10_000, 2500):
+            write(store, range(start, start + 2500), wait=False)
+        settle(store)
+        assert store.find("pq")._vector_index.cache._index.pq.nbits == 8
+    with open_store(data_dir) as store:
+        assert store.find("pq")._vector_index.cache._index.pq.nbits == 8
+        assert recall(store, data_dir) > 0.95
+        write(store, range(10_000, 10_010))
+        assert recall(store, data_dir) > 0.95
+    assert events(caplog) == []
+
+
 def test_what_is_left_out_follows_from_the_size() -> None:
     assert check_options("ivf_pq", None, 384) == {}
-    assert [kinds.codes_for(dims) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 4, 96, 77]
+    assert [kinds.codes_for(dims, 8) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 4, 96, 77]
+    assert [kinds.codes_for(dims, 4) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 8, 192, 77]
+    assert [kinds.bits_for(options) for options in ({}, {"pq_m": 8}, {"pq_bits": 6})] == [4, 8, 6]
     assert kinds.least_rows({}) == 39 * 256
     for rows in (1, 624, 9984, 20_000, 100_000, 1_000_000):
         cells = kinds.cells_for(rows)
