@@ -176,7 +176,7 @@ class VectorIndex:
         else:
             near, by_code = self.cache.search(vector, count, allowed)
             more = len(near) == count
-            found, exact = _read_nearest(read, near, by_code, k)
+            found, exact = read_nearest(read, near, by_code, k)
         best = np.lexsort((found, -exact))[:k]
         return found[best].tolist(), exact[best].tolist(), more
 
@@ -473,7 +473,7 @@ class VectorIndex:
         return True
 
 
-def _read_nearest(
+def read_nearest(
     read: Callable[[Sequence[int]], tuple[Rows, Floats]],
     near: Sequence[int],
     by_code: Sequence[float],

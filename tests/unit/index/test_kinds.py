@@ -1,7 +1,7 @@
 """What each kind can be told, and the one that must be trained."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from condensery.errors import IndexExists, InputError
 from condensery.index import kinds, vector_index
 from condensery.index.filters import Filter, Match, Range
 from condensery.index.kinds import OPTIONS, check_options
+from condensery.index.passages import Rows
 from condensery.index.store import IndexStore
+from condensery.index.vector_index import read_nearest
 from condensery.values import Document, Floats, IndexSpec, Passage
 
 DIMS = 16
@@ -392,6 +394,30 @@ def test_what_is_left_out_follows_from_the_size() -> None:
         assert 1 <= kinds.probes_for(cells) <= cells
     assert kinds.cells_for(1_000_000) == 2048
     assert set(OPTIONS) == {"flat", "hnsw", "ivf_pq"}
+
+
+@pytest.mark.parametrize("noise", [0, 0.01, 0.1, 1])
+@pytest.mark.parametrize("gone", [0, 3])
+def test_vectors_are_read_as_far_as_codes_may_be_wrong(noise: float, gone: int) -> None:
+    """With codes that are right those first; with wrong ones as many as it takes."""
+    chance = np.random.default_rng(5)
+    exact = chance.standard_normal(400).astype(np.float32)
+    by_code = exact + noise * chance.standard_normal(400).astype(np.float32)
+    near = np.argsort(-by_code)
+    there = np.ones(400, dtype=bool)
+    there[near[:: 400 // gone] if gone else []] = False  # of a write in progress, say
+    read: list[int] = []
+
+    def score(rows: Sequence[int]) -> tuple[Rows, Floats]:
+        read.extend(rows)
+        found = np.array([row for row in rows if there[row]], dtype=np.int64)
+        return found, exact[found]
+
+    found, scores = read_nearest(score, near.tolist(), by_code[near].tolist(), 10)
+    best = found[np.argsort(-scores)[:10]]
+    assert set(best) == set(np.flatnonzero(there)[np.argsort(-exact[there])[:10]])
+    assert read == near[: len(read)].tolist()
+    assert len(read) == {0: 40, 0.01: 40, 0.1: 40, 1: 40 + 80 + 160}[noise]
 
 
 def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> None:
