@@ -56,6 +56,9 @@ BUSY_SECONDS = 10.0  # for a lock
 # Of the write-ahead log: what is left of it when it begins anew, and from where on that is forced.
 LOG_BYTES, MOST_LOG_BYTES = 64 * 2**20, 256 * 2**20
 LOG_SECONDS = 2.0  # for those who read then: a query, and not a copy of the whole
+# In so many tries: one that begins while others read may wait for all of its time in vain, though
+# they have ended, and the next succeeds at once.
+LOG_TRIES = 10
 
 _log = logging.getLogger(__name__)
 
@@ -225,9 +228,12 @@ class LogShortener:
             return
         if size < self._tried_at + MOST_LOG_BYTES:
             return
-        connection.execute(f"PRAGMA busy_timeout = {round(1000 * LOG_SECONDS)}")
+        connection.execute(f"PRAGMA busy_timeout = {round(1000 * LOG_SECONDS / LOG_TRIES)}")
         try:
-            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            for _ in range(LOG_TRIES):
+                busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy:
+                    break
         finally:
             connection.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
         self._tried_at = size if busy else 0
