@@ -125,6 +125,7 @@ def fill(store: IndexStore, kind: str, rows: Floats, metadata: Sequence[dict[str
         passages = [Passage(f"d{n}#0", f"d{n}", "text", 0, 4, metadata[n]) for n in block]
         store.upsert(kind, documents, passages, rows[start : start + WRITE], fingerprint="none")
         sys.stderr.write(f"\r{kind}: {block[-1] + 1} of {len(rows)}")
+    store.find(kind).wait_until_agreed()  # a training, aside
     sys.stderr.write("\n")
 
 

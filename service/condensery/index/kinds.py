@@ -89,7 +89,7 @@ def check_options(kind: str, raw: object, dims: int) -> dict[str, int]:
 def least_rows(options: Options) -> int:
     """Return how many vectors an IVF-PQ index needs before it is trained.
 
-    As many as codes of 8 bits need, unless it was told others: fewer are compared all soon enough.
+    As many as codes of 8 bits need, unless it was told others: fewer are soon compared one by one.
     """
     bits = options.get("pq_bits", FULL_BITS)
     return LEAST_A_CENTRE * max(options.get("nlist", LEAST_CELLS), 1 << bits)
