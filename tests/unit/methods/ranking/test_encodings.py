@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from tests.unit.methods.conftest import Stored
 from condensery.encodings import Encoding, encode
 from condensery.errors import InputError
 from condensery.methods.ranking import encodings
-from condensery.methods.ranking.retrieval import CorpusPassage
-from condensery.methods.ranking.sets import RankingSet
-from condensery.networks.quantised import can_quantise
+from condensery.methods.ranking.retrieval import CorpusPassage, running
+from condensery.methods.ranking.sets import RankingSet, read_sets
+from condensery.networks.quantised import EncoderWeights, can_quantise
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore
 from condensery.values import Floats
@@ -120,13 +121,23 @@ def test_what_rounded_weights_lose_is_measured_beside_an_index_that_was_there(
 
 @pytest.mark.skipif(not can_quantise("int8", torch.device("cpu")), reason="no products of 8 bits")
 def test_the_command_measures_rounded_weights(beir: Path, stored: Stored, tmp_path: Path) -> None:
-    stored("bert")
+    model = stored("bert")
     out = tmp_path / "part.json"
     asked = ["--model", "bert", "--store", str(tmp_path / "store"), "--set", str(beir)]
     encodings.main([*asked, "--dtype", "float32", "--weights", "int8", "--out", str(out)])
     forms = json.loads(out.read_text())["encodings"]["tiny"]["forms"]
-    least, mean = forms["weights_int8"]["cosine"]
-    assert 0.98 < least < mean < 1
+    (ranking_set,) = read_sets([str(beir)])
+    vectors = []
+    for weights in get_args(EncoderWeights):
+        with running(model, 1, torch.device("cpu"), torch.float32, weights) as encoder:
+            vectors.append(np.concatenate(encodings.vectors_of(encoder, ranking_set)))
+    exact, rounded = vectors
+    cosines = (exact * rounded).sum(axis=1)
+    assert forms["weights_int8"]["cosine"] == pytest.approx(
+        [cosines.min(), cosines.mean()], abs=1e-5
+    )
+    assert cosines.min() > 0.98
+    assert not np.allclose(exact, rounded, rtol=0, atol=1e-5)  # weights were rounded for real
     assert forms["weights_int8_queries"].keys() == forms["int8"].keys()
 
 
