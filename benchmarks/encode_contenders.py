@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,10 @@ from condensery.store.store import ModelStore
 
 PEER, OURS = "sentence-transformers", "condensery"
 OPENVINO, ONNX, COMPILED = "OpenVINO", "ONNX Runtime", "torch.compile"
-# In int8 weights and what they are multiplied by are rounded, and the rest is as by default.
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+# In int16 and int8 weights and what they are multiplied by are rounded, and the rest is as by
+# default.
+ROUNDED: tuple[Literal["int16"], Literal["int8"]] = ("int16", "int8")
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", **{name: name for name in ROUNDED}}
 MODEL = "minilm-l6"
 BATCH = 32  # sentence-transformers' default
 # What a peer is made with, beside torch and transformers; ONNX Runtime has no bf16 on a CPU.
@@ -30,7 +32,7 @@ NEEDS = {OPENVINO: ("openvino",), ONNX: ("onnxruntime", "onnxscript")}
 ENGINES = {
     "fp32": (PEER, OURS, OPENVINO, ONNX, COMPILED),
     "bf16": (PEER, OURS, OPENVINO, COMPILED),
-    "int8": (OURS,),
+    **dict.fromkeys(ROUNDED, (OURS,)),
 }
 
 Vectors = NDArray[np.float32]
@@ -43,7 +45,7 @@ def contenders(engines: Sequence[str] | None = None) -> tuple[list[str], list[st
     """Return the names of who can encode here, and of the engines that are not installed.
 
     In bf16 only where the CPU multiplies it: elsewhere OpenVINO refuses it, and torch takes ten
-    times as long. We in int8 too, where the CPU is for it.
+    times as long. We in int16 and int8 too, where the CPU is for it.
 
     Args:
         engines: Only these, beside sentence-transformers and us; None is all of them.
@@ -55,8 +57,7 @@ def contenders(engines: Sequence[str] | None = None) -> tuple[list[str], list[st
     from condensery.runtime import device
 
     here = {"float32", dtype_name(device.choose_dtype("cpu"))}
-    if quantised.can_quantise("int8", torch.device("cpu")):
-        here.add("int8")
+    here.update(name for name in ROUNDED if quantised.can_quantise(name, torch.device("cpu")))
     wanted = [PEER, OURS, *((OPENVINO, ONNX, COMPILED) if engines is None else engines)]
     missing = [
         engine
@@ -118,19 +119,22 @@ def load_sentence_transformers(dtype: str, store: Path) -> tuple[dict[str, Any],
 
 
 def load_ours(dtype: str, store: Path) -> tuple[dict[str, Any], Encode]:
+    import torch
+
     from condensery.networks.dtypes import dtype_name
-    from condensery.runtime.device import choose_dtype, prepare_process
+    from condensery.networks.quantised import EncoderWeights
+    from condensery.runtime.device import choose_dtype, choose_encoder_weights, prepare_process
     from condensery.runtime.encoder import Encoder
     from condensery.runtime.workers import Workers
 
     prepare_process()
     workers = Workers()
     stored = ModelStore(None, store).open(MODEL)
-    if dtype == "int8":
-        encoder = Encoder.load(stored, workers, dtype=choose_dtype("cpu"), weights="int8")
-    else:
-        encoder = Encoder.load(stored, workers, dtype=choose_dtype("cpu", dtype))
-    chosen = dtype_name(choose_dtype("cpu"))
+    held: EncoderWeights = next((name for name in ROUNDED if name == dtype), "float")
+    floats = choose_dtype("cpu", "auto" if held != "float" else dtype)
+    encoder = Encoder.load(stored, workers, dtype=floats, weights=held)
+    by_itself = choose_encoder_weights("encoder_weights", torch.device("cpu"), "auto", "auto")
+    chosen = dtype_name(choose_dtype("cpu")) if by_itself == "float" else by_itself
     loop = asyncio.new_event_loop()
     loop.run_until_complete(encoder.warm_up())
 

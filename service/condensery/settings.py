@@ -158,10 +158,10 @@ class Settings(BaseModel):
     """Most answers that each pair generates at once; 0 decides by the device."""
     generator_cache_mib: int = _model(0, ge=0, le=2**20)
     """MiB of keys and values that each pair's generator keeps; 0 decides by the device."""
-    encoder_weights: Literal["float", "int8"] = _model("float")
-    """What encoders', classifiers' and rerankers' weights are held as; in int8 on a CPU alone."""
-    compressor_weights: Literal["float", "int8"] = _model("float")
-    """What pairs' compressors' weights are held as; in int8 on a CPU alone."""
+    encoder_weights: Literal["auto", "float", "int16", "int8"] = _model("auto")
+    """What encoders', classifiers', rerankers' weights are held as; auto: int16 with AVX2 alone."""
+    compressor_weights: Literal["auto", "float", "int16", "int8"] = _model("auto")
+    """What pairs' compressors' weights are held as; auto is as for encoders."""
     generator_weights: Literal["auto", "float", "int8", "int4"] = _model("auto")
     """What pairs' generators' weights are held as, on a CPU; auto is int8 where it costs little."""
     samples: bool = _model(True)

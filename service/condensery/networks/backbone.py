@@ -32,6 +32,7 @@ from condensery.networks.pooling import Pooling, pool, rows_read
 from condensery.networks.quantised import (
     EncoderWeights,
     Int8,
+    Int16,
     RoundedProducts,
     quantise_linears,
     watching,
@@ -47,7 +48,7 @@ ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert
 CPU_ROW_MULTIPLE = 32
 CPU_ROW_MULTIPLE_SMALL = 16
 SMALL_ROWS = 128
-OWN_FORMS = {"panels", "quads"}
+OWN_FORMS = {"panels", "quads", "words"}
 # Packed against one by one through transformers' own attention, on random tokens. In bf16 the
 # two differ by rounding (cosine 0.999); a wrong mask or position costs far more.
 AGREEMENT = 0.99
@@ -69,7 +70,7 @@ class Backbone(nn.Module):
         model: A transformers base model, in the device and dtype it will run in.
 
     Attributes:
-        rounded: Whether some of its products are rounded to 8 bits.
+        rounded: Whether some of its products are of integers.
         extra_tokens: Positions that it puts after each sequence, beside the tokens it is given.
     """
 
@@ -83,10 +84,10 @@ class Backbone(nn.Module):
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.position_offset = config.pad_token_id + 1 if config.model_type in ROBERTA_LIKE else 0
-        products = [part for part in model.modules() if isinstance(part, Dense | Int8)]
+        products = [part for part in model.modules() if isinstance(part, Dense | Int8 | Int16)]
         forms = {part.form for part in products}
         self._rows_as_they_are = bool(forms) and forms <= OWN_FORMS
-        self.rounded = any(isinstance(part, Int8) for part in products)
+        self.rounded = any(not isinstance(part, Dense) for part in products)
 
     def pack(self, lengths: Sequence[int]) -> Packing:
         """Lay out sequences of these lengths for this device and dtype."""
@@ -294,8 +295,8 @@ def run_packed(
         weights: As in ``load_backbone``.
 
     Raises:
-        CorruptModel: It does not give the same numbers packed as it gave one by one; or weights of
-            8 bits give clearly others.
+        CorruptModel: It does not give the same numbers packed as it gave one by one; or rounded
+            weights give clearly others.
     """
     kind = model.config.model_type
     generator = torch.Generator().manual_seed(0)
@@ -312,7 +313,7 @@ def run_packed(
         alone = [_alone(model, ids, both_ways=both_ways) for ids in probes]
     try:
         model.set_attn_implementation(PACKED)
-        products = Dense if weights == "float" else RoundedProducts(reach)
+        products = Dense if weights == "float" else RoundedProducts(weights, reach)
         if not fuse_layers(model, products):
             quantise_linears(model, weights)
         trim_last(model)
@@ -326,7 +327,7 @@ def run_packed(
     agreement = nn.functional.cosine_similarity(wanted, got).min().item()
     # Not `<`: a NaN must be refused as well.
     rounds = weights != "float"
-    if not agreement >= (AGREEMENT_ROUNDED if rounds else AGREEMENT):
+    if not agreement >= (AGREEMENT_ROUNDED if weights == "int8" else AGREEMENT):
         rounded = f", its weights in {weights}," if rounds else ""
         advice = "; it runs with its weights as floats" if rounds else ""
         raise CorruptModel(

@@ -348,44 +348,22 @@ FMA INLINE void finish(__m256 sum, const float *scales, const float *bias, const
     _mm256_storeu_ps(to, sum);
 }
 
-/* Eight weights: floats, or codes of 8 bits. */
-FMA INLINE __m256 weights_at(const char *from, int coded) {
-    if (!coded) return _mm256_loadu_ps((const float *)from);
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-}
-
-/* So many rows, at most 6, times a panel, whose rows of 16 are `step` apart: 12 of the 16 registers
- * hold sums. Or at most 3 rows times two panels: one sum waits for itself, four in a row don't.
- * Meanwhile what is needed next comes nearer: from `next` on, so many weights a step.
- * scales: of codes, for each of the outputs; else null. lanes: the outputs, of one panel. */
-FMA INLINE void multiply_tile(int rows, int panels, const float *inputs, int64_t stride,
-                              const char *panel, int64_t step, const char *next, int64_t pace,
-                              const float *scales, const float *bias, const float *residual,
-                              float *output, int64_t width, int64_t outputs, int64_t lanes,
-                              int gelu, int coded) {
-    const int64_t size = coded ? 1 : (int64_t)sizeof(float);
-    __m256 sums[TILE][4], weights[4];
-    EACH(r, rows) EACH(c, 2 * panels) sums[r][c] = _mm256_setzero_ps();
-    for (int64_t k = 0; k < width; k++) {
-        EACH(c, 2 * panels) {
-            int64_t place = c / 2 * width * PANEL + k * step + c % 2 * HALF;
-            weights[c] = weights_at(panel + place * size, coded);
-        }
-        EACH(p, panels) _mm_prefetch(next + (p * width * PANEL + k * pace) * size, _MM_HINT_T1);
+/* The sums of a tile, so many rows of 16 outputs, or of as many as there are `lanes`. scales: for
+ * each of the outputs; null: 1. */
+FMA INLINE void give_tile(int rows, __m256 (*sums)[2], const float *scales, const float *bias,
+                          const float *residual, float *output, int64_t outputs, int64_t lanes,
+                          int gelu) {
+    const float *second = scales ? scales + HALF : NULL;
+    if (lanes == PANEL) {
         EACH(r, rows) {
-            __m256 input = _mm256_broadcast_ss(inputs + r * stride + k);
-            EACH(c, 2 * panels) sums[r][c] = _mm256_fmadd_ps(input, weights[c], sums[r][c]);
-        }
-    }
-    if (panels == 2 || lanes == PANEL) {
-        EACH(r, rows) EACH(c, 2 * panels) {
-            const float *own = residual ? residual + r * outputs + c * HALF : NULL;
-            finish(sums[r][c], coded ? scales + c * HALF : NULL, bias ? bias + c * HALF : NULL, own,
-                   gelu, output + r * outputs + c * HALF);
+            const float *own = residual ? residual + r * outputs : NULL;
+            float *to = output + r * outputs;
+            finish(sums[r][0], scales, bias, own, gelu, to);
+            finish(sums[r][1], second, bias ? bias + HALF : NULL, own ? own + HALF : NULL, gelu,
+                   to + HALF);
         }
         return;
     }
-    const float *second = coded ? scales + HALF : NULL;
     size_t bytes = (size_t)lanes * sizeof(float);
     float offset[PANEL] = {0}, own[PANEL] = {0}, to[PANEL];
     if (bias) memcpy(offset, bias, bytes);
@@ -397,30 +375,100 @@ FMA INLINE void multiply_tile(int rows, int panels, const float *inputs, int64_t
     }
 }
 
-FMA INLINE void multiply_rows(int64_t rows, int panels, const float *inputs, int64_t stride,
-                              const void *panel, int64_t step, const void *next, int64_t pace,
-                              const float *scales, const float *bias, const float *residual,
-                              float *output, int64_t width, int64_t outputs, int64_t lanes,
-                              int gelu, int coded) {
-#define ROWS(count)                                                                             \
-    case count:                                                                                 \
-        multiply_tile(count, panels, inputs, stride, panel, step, next, pace, scales, bias,     \
-                      residual, output, width, outputs, lanes, gelu, coded);                    \
-        break;
-    if (panels == 2)
-        switch (rows) { ROWS(1) ROWS(2) ROWS(3) }
-    else
-        switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+/* So many rows, at most 6, times a panel, whose rows of 16 are `step` apart: 12 of the 16 registers
+ * hold sums. Meanwhile what is needed next comes nearer: from `next` on, so many bytes a step.
+ * lanes: the outputs. */
+FMA INLINE void multiply_tile(int rows, const float *inputs, int64_t stride, const float *panel,
+                              int64_t step, const char *next, int64_t pace, const float *bias,
+                              const float *residual, float *output, int64_t width,
+                              int64_t outputs, int64_t lanes, int gelu) {
+    __m256 sums[TILE][2];
+    EACH(r, rows) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
+    for (int64_t k = 0; k < width; k++) {
+        __m256 left = _mm256_loadu_ps(panel + k * step);
+        __m256 right = _mm256_loadu_ps(panel + k * step + HALF);
+        _mm_prefetch(next + k * pace, _MM_HINT_T1);
+        EACH(r, rows) {
+            __m256 input = _mm256_broadcast_ss(inputs + r * stride + k);
+            sums[r][0] = _mm256_fmadd_ps(input, left, sums[r][0]);
+            sums[r][1] = _mm256_fmadd_ps(input, right, sums[r][1]);
+        }
+    }
+    give_tile(rows, sums, NULL, bias, residual, output, outputs, lanes, gelu);
 }
 
-/* What is multiplied: fp32 inputs by floats or codes in panels of 16 outputs (AVX2); or by AVX512,
- * in panels of 32, pairs in bf16, floats, or codes of both. */
-enum kind { NARROW, PAIRS, FLOATS, CODES };
+FMA INLINE void multiply_rows(int64_t rows, const float *inputs, int64_t stride,
+                              const float *panel, int64_t step, const void *next, int64_t pace,
+                              const float *bias, const float *residual, float *output,
+                              int64_t width, int64_t outputs, int64_t lanes, int gelu) {
+#define ROWS(count)                                                                             \
+    case count:                                                                                 \
+        multiply_tile(count, inputs, stride, panel, step, next, pace, bias, residual, output,   \
+                      width, outputs, lanes, gelu);                                             \
+        break;
+    switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+}
+
+/* sum += x * y, pairs of 16 bits added up. Written out: where the compiler is free to, it computes
+ * all products first, and has no register left for their sums. */
+#define ADD_WORDS(sum, x, y)                                                                    \
+    do {                                                                                        \
+        __m256i product;                                                                        \
+        __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0"                                      \
+                : "+x"(sum), "=&x"(product)                                                     \
+                : "x"(x), "x"(y));                                                              \
+    } while (0)
+
+/* 16 weights in pairs: codes of 16 bits, or of 8. */
+FMA INLINE __m256i words_at(const char *from, int bytes) {
+    if (bytes == 2) return _mm256_loadu_si256((const __m256i *)from);
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+}
+
+/* As multiply_tile, of codes in pairs. sizes: what a code of each row is worth. */
+FMA INLINE void words_tile(int rows, const int32_t *inputs, int64_t words, const char *panel,
+                           int bytes, const char *next, int64_t pace, const float *sizes,
+                           const float *scales, const float *bias, const float *residual,
+                           float *output, int64_t outputs, int64_t lanes, int gelu) {
+    __m256i sums[TILE][2];
+    __m256 scaled[TILE][2];
+    EACH(r, rows) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+    for (int64_t k = 0; k < words; k++, panel += 2 * PANEL * bytes) {
+        __m256i left = words_at(panel, bytes), right = words_at(panel + PANEL * bytes, bytes);
+        _mm_prefetch(next + k * pace, _MM_HINT_T1);
+        EACH(r, rows) {
+            __m256i input = _mm256_set1_epi32(inputs[r * words + k]);
+            ADD_WORDS(sums[r][0], input, left);
+            ADD_WORDS(sums[r][1], input, right);
+        }
+    }
+    EACH(r, rows) EACH(c, 2)
+        scaled[r][c] = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[r][c]), all(sizes[r]));
+    give_tile(rows, scaled, scales, bias, residual, output, outputs, lanes, gelu);
+}
+
+FMA INLINE void words_rows(int64_t rows, const int32_t *inputs, int64_t words, const char *panel,
+                           int bytes, const char *next, int64_t pace, const float *sizes,
+                           const float *scales, const float *bias, const float *residual,
+                           float *output, int64_t outputs, int64_t lanes, int gelu) {
+#define WORDS_OF(count)                                                                         \
+    case count:                                                                                 \
+        words_tile(count, inputs, words, panel, bytes, next, pace, sizes, scales, bias,         \
+                   residual, output, outputs, lanes, gelu);                                     \
+        break;
+    switch (rows) {
+        WORDS_OF(1) WORDS_OF(2) WORDS_OF(3) WORDS_OF(4) WORDS_OF(5) WORDS_OF(6)
+    }
+}
+
+/* What is multiplied: floats, or codes of 16 bits by codes of 16 or 8, in panels of 16 outputs
+ * (AVX2); or by AVX512, in panels of 32, pairs in bf16, floats, or codes of 8 bits. */
+enum kind { NARROW, PAIRS, FLOATS, CODES, WORDS };
 
 /* A product, in as many parts as there are threads; each thread takes the next that is left.
  * words: so many of 32 bits has a row of inputs. bf16: whether residual and output are that.
  * sizes: of the rows whose inputs are codes; zeros: what an output's sum is for a row of code 0,
- * 128. */
+ * 128. bytes: of WORDS' weights, each. */
 struct product {
     enum kind kind;
     const void *inputs, *panels;
@@ -428,11 +476,15 @@ struct product {
     const int32_t *zeros;
     const void *residual;
     void *output;
-    int64_t bf16, words, rows, width, outputs, gelu, parts, taken;
+    int64_t bf16, words, rows, width, outputs, gelu, bytes, parts, taken;
 };
 
+INLINE int is_narrow(const struct product *all) {
+    return all->kind == NARROW || all->kind == WORDS;
+}
+
 INLINE int64_t tile_of(const struct product *all) {
-    return all->kind == NARROW ? TILE : all->kind == FLOATS ? FLOAT_TILE : WIDE_TILE;
+    return is_narrow(all) ? TILE : all->kind == FLOATS ? FLOAT_TILE : WIDE_TILE;
 }
 
 /* The sums of so many rows, at most WIDE_TILE, and a panel: 24 of the 32 registers, stored at the
@@ -604,36 +656,39 @@ static void wide_part(const struct product *all, int64_t top, int64_t bottom, in
  * core's cache while the panels pass by; as even as can be. */
 FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bottom, int64_t left,
                               int64_t right) {
-    int64_t width = all->width, outputs = all->outputs, rows = bottom - top;
-    int64_t size = all->scales ? 1 : (int64_t)sizeof(float);
-    int64_t most = BLOCK_BYTES / (4 * width) / TILE * TILE;
+    int64_t words = all->words, outputs = all->outputs, rows = bottom - top;
+    /* Of the weights that a step reads. */
+    int64_t step = PANEL * (all->kind == NARROW ? (int64_t)sizeof(float) : 2 * all->bytes);
+    int64_t most = BLOCK_BYTES / (4 * words) / TILE * TILE;
     if (most < 4 * TILE) most = 4 * TILE;
     int64_t blocks = (rows + most - 1) / most;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t start = rows * b / blocks, count = rows * (b + 1) / blocks - start;
-        int64_t tiles = (count + TILE - 1) / TILE, pace = tiles < PANEL ? PANEL / tiles : 1;
-        for (int64_t n = left, both; n < right; n += (1 + both) * PANEL) {
-            /* Of floats two at a time gain nothing: they wait for memory. */
-            both = all->scales && count <= TILE / 2 && n + 2 * PANEL <= right;
+        int64_t tiles = (count + TILE - 1) / TILE, pace = tiles < step ? step / tiles : 1;
+        for (int64_t n = left; n < right; n += PANEL) {
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;
                 int64_t lanes = outputs - n < PANEL ? outputs - n : PANEL;
                 int64_t row = top + start + first, to = row * outputs + n;
-                const float *from = (const float *)all->inputs + row * width;
-                const char *panel = (const char *)all->panels + n * width * size;
+                const int32_t *from = (const int32_t *)all->inputs + row * words;
+                const char *panel = (const char *)all->panels + n / PANEL * step * words;
                 const float *offset = all->bias ? all->bias + n : NULL;
                 const float *more = all->residual ? (const float *)all->residual + to : NULL;
                 float *output = (float *)all->output + to;
                 /* The next panel, spread over this one's tiles: memory is slower than products. */
-                int64_t ahead = (1 + both) * PANEL + t * pace % PANEL;
-                const char *next = panel + ahead * width * size;
-#define PRODUCT(panels, scales, gelu, coded)                                                   \
-    multiply_rows(own, panels, from, width, panel, PANEL, next, pace, scales, offset, more,    \
-                  output, width, outputs, lanes, gelu, coded)
-                if (all->scales && both) PRODUCT(2, all->scales + n, 0, 1);
-                else if (all->scales) PRODUCT(1, all->scales + n, 0, 1);
-                else if (all->gelu) PRODUCT(1, NULL, 1, 0);
-                else PRODUCT(1, NULL, 0, 0);
+                const char *next = panel + (step + t * pace % step) * words;
+#define PRODUCT(gelu)                                                                          \
+    multiply_rows(own, (const float *)from, words, (const float *)panel, PANEL, next, pace,    \
+                  offset, more, output, words, outputs, lanes, gelu)
+#define WORDS_PRODUCT(bytes, gelu)                                                             \
+    words_rows(own, from, words, panel, bytes, next, pace, all->sizes + row, all->scales + n,  \
+               offset, more, output, outputs, lanes, gelu)
+                if (all->kind == NARROW && all->gelu) PRODUCT(1);
+                else if (all->kind == NARROW) PRODUCT(0);
+                else if (all->bytes == 1 && all->gelu) WORDS_PRODUCT(1, 1);
+                else if (all->bytes == 1) WORDS_PRODUCT(1, 0);
+                else if (all->gelu) WORDS_PRODUCT(2, 1);
+                else WORDS_PRODUCT(2, 0);
             }
         }
     }
@@ -643,7 +698,7 @@ FMA INLINE void multiply_part(const struct product *all, int64_t top, int64_t bo
 FMA static void multiply_parts(void *shared) {
     struct product *all = shared;
     int64_t rows = all->rows, parts = all->parts, outputs = all->outputs;
-    int narrow = all->kind == NARROW;
+    int narrow = is_narrow(all);
     int64_t side = narrow ? PANEL : SPAN, panels = (outputs + side - 1) / side;
     int by_rows = rows >= 2 * tile_of(all) * parts;
     for (;;) {
@@ -690,16 +745,16 @@ FMA static void attend_floats(const float *query, const float *keys, const float
                 int64_t limit = causal ? before + first + rows : all_keys;
                 int64_t reach = (limit + PANEL - 1) / PANEL * PANEL, row = start + first;
                 for (int64_t p = 0; p < reach; p += PANEL)
-                    multiply_rows(rows, 1, query + row * strides[0] + head * size, strides[0],
-                                  packed + p * size, PANEL, packed, 0, NULL, NULL, NULL,
-                                  scores + p, size, reach, PANEL, 0, 0);
+                    multiply_rows(rows, query + row * strides[0] + head * size, strides[0],
+                                  packed + p * size, PANEL, packed, 0, NULL, NULL, scores + p,
+                                  size, reach, PANEL, 0);
                 for (int64_t r = 0; r < rows; r++)
                     weigh_floats(scores + r * reach, causal ? before + first + r + 1 : all_keys,
                                  limit, scale);
                 for (int64_t d = 0; d < size; d += PANEL)
-                    multiply_rows(rows, 1, scores, reach, mixed + d, strides[2], mixed, 0, NULL, NULL,
-                                  NULL, output + row * stride + head * size + d, limit, stride,
-                                  PANEL, 0, 0);
+                    multiply_rows(rows, scores, reach, mixed + d, strides[2], mixed, 0, NULL, NULL,
+                                  output + row * stride + head * size + d, limit, stride, PANEL,
+                                  0);
             }
         }
     }
@@ -733,29 +788,27 @@ typedef void (*parallel_of)(void (*)(void *), void *, unsigned, unsigned);
  * bias bf16.
  * inputs: (rows, width). kind, and panels, the weight, filled up with 0:
  *   0, NARROW (condensery_has_panels, or AVX512 as well): 16 outputs side by side in fp32,
- *      (outputs / 16, width, 16), or, with scales, codes of 8 bits, each times its output's scale
- *      (no GELU then);
+ *      (outputs / 16, width, 16);
  *   1, PAIRS (condensery_has_dots): bf16, pairs of 32 outputs, (outputs / 32, width / 2, 32, 2);
  *   2, FLOATS (condensery_has_floats): 32 outputs in fp32, (outputs / 32, width, 32).
- * scales: (outputs,), filled up to a multiple of 16, or null. bias: (outputs,), residual:
- * (rows, outputs); either may be null. output: (rows, outputs). A row's sums are in the same order
+ * bias: (outputs,), residual: (rows, outputs); either may be null. output: (rows, outputs). A row's sums are in the same order
  * whatever rows are beside it. parallel: the GOMP_parallel of torch's own OpenMP, which runs it on
  * so many threads, or on fewer; null: on this one. */
 void condensery_multiply(int64_t kind, const void *inputs, const void *panels,
-                         const float *scales, const float *bias, const void *residual,
-                         void *output, int64_t rows, int64_t width, int64_t outputs, int64_t gelu,
-                         int64_t threads, parallel_of parallel) {
+                         const float *bias, const void *residual, void *output, int64_t rows,
+                         int64_t width, int64_t outputs, int64_t gelu, int64_t threads,
+                         parallel_of parallel) {
 #if WIDE_KERNELS
     int64_t bf16 = kind == PAIRS;
-    struct product all = {.kind = kind, .inputs = inputs, .panels = panels, .scales = scales,
-                          .bias = bias, .residual = residual, .output = output, .bf16 = bf16,
+    struct product all = {.kind = kind, .inputs = inputs, .panels = panels, .bias = bias,
+                          .residual = residual, .output = output, .bf16 = bf16,
                           .words = bf16 ? width / 2 : width, .rows = rows, .width = width,
                           .outputs = outputs, .gelu = gelu, .parts = threads};
     if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
     else multiply_parts(&all);
 #else
-    (void)kind, (void)inputs, (void)panels, (void)scales, (void)bias, (void)residual, (void)output;
-    (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads, (void)parallel;
+    (void)kind, (void)inputs, (void)panels, (void)bias, (void)residual, (void)output, (void)rows;
+     (void)width, (void)outputs, (void)gelu, (void)threads, (void)parallel;
 #endif
 }
 
@@ -872,21 +925,28 @@ BEST void condensery_attend(int64_t bf16, const void *query, const void *keys, c
     }
 }
 
+/* The size of a row's largest number, at least 1e-12; NaN where it has one, or an infinity. */
+INLINE float largest(int bf16, const void *inputs, int64_t first, const float *factors,
+                     int64_t width) {
+    float most = 1e-12f, none = 0.0f;
+#pragma omp simd reduction(max : most) reduction(+ : none)
+    for (int64_t d = 0; d < width; d++) {
+        float value = number(inputs, first + d, bf16) * (factors ? factors[d] : 1.0f);
+        float size = value < 0.0f ? -value : value;
+        most = size > most ? size : most;
+        none += 0.0f * value;
+    }
+    return none == 0.0f ? most : NAN;
+}
+
 INLINE void round_all(int bf16, const void *inputs, const float *factors, uint8_t *codes,
                       float *sizes, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; row++) {
         int64_t first = row * width;
-        float most = 1e-12f, none = 0.0f;
-#pragma omp simd reduction(max : most) reduction(+ : none)
-        for (int64_t d = 0; d < width; d++) {
-            float value = number(inputs, first + d, bf16) * (factors ? factors[d] : 1.0f);
-            float size = value < 0.0f ? -value : value;
-            most = size > most ? size : most;
-            none += 0.0f * value; /* NaN where the row has one, or an infinity */
-        }
-        int right = none == 0.0f;
+        float most = largest(bf16, inputs, first, factors, width);
+        int right = most == most;
         float factor = right ? 127.0f / most : 0.0f;
-        sizes[row] = right ? most : NAN;
+        sizes[row] = most;
 #pragma omp simd
         for (int64_t d = 0; d < width; d++) {
             float value = right ? number(inputs, first + d, bf16) : 0.0f;
@@ -932,6 +992,54 @@ void condensery_multiply_codes(int64_t bf16, const void *inputs, const float *fa
 #else
     (void)bf16, (void)inputs, (void)factors, (void)panels, (void)scales, (void)zeros, (void)bias;
     (void)residual, (void)output, (void)rows, (void)width, (void)outputs, (void)gelu, (void)threads;
+    (void)parallel, (void)room;
+#endif
+}
+
+/* Rows of numbers, (rows, width), to codes of 16 bits, (rows, 2 * words), at most `steps` from 0;
+ * sizes: what a code of each row is worth, NaN where it holds a NaN or an infinity. */
+BEST static void round_words(const float *inputs, int16_t *codes, float *sizes, int64_t rows,
+                             int64_t width, int64_t words, float steps) {
+    for (int64_t row = 0; row < rows; row++) {
+        const float *own = inputs + row * width;
+        float most = largest(0, own, 0, NULL, width);
+        int right = most == most;
+        float factor = right ? steps / most : 0.0f;
+        int16_t *to = codes + 2 * row * words;
+        sizes[row] = most / steps;
+        to[2 * words - 1] = 0; /* of an odd width */
+#pragma omp simd
+        for (int64_t d = 0; d < width; d++) {
+            float value = (right ? own[d] : 0.0f) * factor;
+            to[d] = (int16_t)(int32_t)(value + (value < 0.0f ? -0.5f : 0.5f));
+        }
+    }
+}
+
+/* As condensery_multiply_codes, by AVX2 (condensery_has_panels), in fp32: inputs rounded by row to
+ * `steps` on either side of 0. panels: codes of the weight, of 2 bytes or 1, pairs of 16 outputs
+ * side by side, (outputs / 16, words, 16, 2), words = width / 2, filled up with 0, as are scales,
+ * what a code is worth. The sizes of an output's codes together, times steps, are below 2^31.
+ * room: for rows * 4 * (words + 1) bytes. */
+void condensery_multiply_words(const float *inputs, const void *panels, int64_t bytes,
+                               const float *scales, const float *bias, const float *residual,
+                               float *output, int64_t rows, int64_t width, int64_t outputs,
+                               int64_t gelu, int64_t steps, int64_t threads,
+                               parallel_of parallel, void *room) {
+#if WIDE_KERNELS
+    int64_t words = (width + 1) / 2;
+    float *sizes = room;
+    int16_t *codes = (int16_t *)(sizes + rows);
+    round_words(inputs, codes, sizes, rows, width, words, (float)steps);
+    struct product all = {.kind = WORDS, .inputs = codes, .panels = panels, .scales = scales,
+                          .bias = bias, .sizes = sizes, .residual = residual, .output = output,
+                          .words = words, .rows = rows, .width = width, .outputs = outputs,
+                          .gelu = gelu, .bytes = bytes, .parts = threads};
+    if (parallel && threads > 1) parallel(multiply_parts, &all, (unsigned)threads, 0);
+    else multiply_parts(&all);
+#else
+    (void)inputs, (void)panels, (void)bytes, (void)scales, (void)bias, (void)residual;
+    (void)output, (void)rows, (void)width, (void)outputs, (void)gelu, (void)steps, (void)threads;
     (void)parallel, (void)room;
 #endif
 }

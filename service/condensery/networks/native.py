@@ -86,7 +86,8 @@ class Kernels:
         has_dots: Whether this machine has what ``attend_packed`` and ``multiply`` are written in,
             in bf16 (AVX512 with it).
         parallel: Where torch's OpenMP runs a function on several threads; None: nowhere.
-        has_panels: Whether it has what they are written in, in fp32 (AVX2), and nothing wider.
+        has_panels: Whether it has what they and ``multiply_words`` are written in, in fp32 (AVX2),
+            and nothing wider.
         has_floats: Whether it has what ``multiply`` is written in, in fp32, for AVX512.
         has_ints: Whether it has what ``multiply_codes`` is written in (AVX512 with VNNI).
 
@@ -113,12 +114,18 @@ class Kernels:
         self.rotate = loaded.condensery_rotate
         self.rotate.argtypes = (whole, *[pointer] * 8, *[whole] * 4)
         self.multiply = loaded.condensery_multiply
-        self.multiply.argtypes = (whole, *[pointer] * 6, *[whole] * 5, pointer)
+        self.multiply.argtypes = (whole, *[pointer] * 5, *[whole] * 5, pointer)
+        self.multiply_words = loaded.condensery_multiply_words
+        self.multiply_words.argtypes = (
+            *([pointer] * 2 + [whole] + [pointer] * 4),
+            *([whole] * 6 + [pointer] * 2),
+        )
         self.multiply_codes = loaded.condensery_multiply_codes
         self.multiply_codes.argtypes = (whole, *[pointer] * 8, *[whole] * 5, *[pointer] * 2)
         for function in (
             *(self.attend, self.round, self.scale, self.attend_packed),
-            *(self.rms_norm, self.rotate, self.multiply, self.multiply_codes),
+            *(self.rms_norm, self.rotate, self.multiply),
+            *(self.multiply_codes, self.multiply_words),
         ):
             function.restype = None
         names = ("dots", "panels", "floats", "ints")
@@ -180,8 +187,8 @@ def has_panels(dtype: "torch.dtype") -> bool:
     return (loaded.has_panels or loaded.has_floats) and dtype == torch.float32
 
 
-def has_coded_panels() -> bool:
-    """Tell whether ``multiply`` is there for codes of 8 bits: where the CPU has AVX2 alone."""
+def has_words() -> bool:
+    """Tell whether ``multiply_words`` is there, and faster than floats: with AVX2 alone."""
     loaded = _in_parallel()
     return loaded is not None and loaded.has_panels
 
@@ -198,8 +205,8 @@ def pack_panels(weight: "Tensor", side: int | None = None) -> "Tensor":
     """Return a weight, (out, in), as ``multiply`` reads it, filled up with 0.
 
     Args:
-        weight: fp32: (out / side, in, side). Codes of 8 bits: (out / 16, in, 16). Or bf16, with an
-            even number of inputs: (out / 32, in / 2, 32, 2).
+        weight: fp32: (out / side, in, side). Or bf16, with an even number of inputs:
+            (out / 32, in / 2, 32, 2).
         side: Of fp32: 32 outputs for AVX512, 16 for AVX2; None: what this CPU has.
     """
     import torch
@@ -208,8 +215,7 @@ def pack_panels(weight: "Tensor", side: int | None = None) -> "Tensor":
     half = weight.dtype == torch.bfloat16
     (outputs, inputs), loaded = weight.shape, kernels()
     if side is None:
-        wide = weight.dtype == torch.float32 and loaded is not None and loaded.has_floats
-        side = SPAN if half or wide else PANEL
+        side = SPAN if half or (loaded is not None and loaded.has_floats) else PANEL
     missing = -outputs % side
     filled = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # it would copy anyway
     if half:
@@ -225,7 +231,6 @@ def multiply(
     *,
     gelu: bool = False,
     residual: "Tensor | None" = None,
-    scales: "Tensor | None" = None,
 ) -> "Tensor":
     """Return ``gelu(inputs weightᵀ + bias)``, or ``inputs weightᵀ + bias + residual``.
 
@@ -239,8 +244,6 @@ def multiply(
         outputs: So many.
         gelu: Whether the exact one (erf) follows; then there is no residual.
         residual: (..., outputs), as the inputs.
-        scales: Of each output's codes of 8 bits, fp32, (outputs,) filled up to panels; then GELU
-            can't follow.
     """
     import torch
 
@@ -250,15 +253,13 @@ def multiply(
     assert inputs.device.type == "cpu"
     assert min(width, outputs) > 0
     assert panels.is_contiguous()
-    for part, length in ((bias, outputs), (scales, len(panels) * PANEL)):
-        assert part is None or (part.dtype == torch.float32 and part.is_contiguous())
-        assert part is None or len(part) == length
+    assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+    assert bias is None or len(bias) == outputs
     side = panels.shape[2]
-    assert side == PANEL or (side == SPAN and scales is None)
+    assert side in (PANEL, SPAN)
     of_weight = (width // 2, SPAN, 2) if half else (width, side)
     assert panels.shape == (-(-outputs // side), *of_weight)
-    assert panels.dtype == (inputs.dtype if scales is None else torch.int8)
-    assert scales is None or not (gelu or half)
+    assert panels.dtype == inputs.dtype
     assert not (half and width % 2)
     inputs = inputs.contiguous()
     output = inputs.new_empty((*inputs.shape[:-1], outputs))
@@ -274,8 +275,84 @@ def multiply(
     kind = PAIRS if half else FLOATS if side == SPAN else NARROW
     loaded.multiply(
         *(kind, inputs.data_ptr(), panels.data_ptr()),
-        *(None if part is None else part.data_ptr() for part in (scales, bias, residual)),
+        *(None if part is None else part.data_ptr() for part in (bias, residual)),
         *(output.data_ptr(), rows, width, outputs, gelu, threads, loaded.parallel),
+    )
+    return output
+
+
+def pack_words(codes: "Tensor") -> "Tensor":
+    """Return a weight's signed codes, (out, in), as ``multiply_words`` reads them.
+
+    Args:
+        codes: Of 8 or 16 bits.
+
+    Returns:
+        (out / 16, in / 2, 16, 2), filled up with 0.
+    """
+    from torch.nn import functional as F
+
+    outputs, inputs = codes.shape
+    filled = F.pad(codes, (0, inputs % 2, 0, -outputs % PANEL))
+    return filled.view(-1, PANEL, (inputs + 1) // 2, 2).transpose(1, 2).contiguous()
+
+
+def multiply_words(
+    inputs: "Tensor",
+    words: "Tensor",
+    scales: "Tensor",
+    bias: "Tensor | None",
+    outputs: int,
+    *,
+    steps: int,
+    gelu: bool = False,
+    residual: "Tensor | None" = None,
+) -> "Tensor":
+    """Do what ``multiply`` does, both rounded: inputs by row, weights by output.
+
+    A row that holds a NaN or an infinity gets NaN.
+
+    Args:
+        inputs: (..., in), fp32.
+        words: The weight's codes, as ``pack_words`` has them.
+        scales: What a code of each output is worth, fp32, filled up with 0 as the words.
+        bias: (outputs,), fp32, or None.
+        outputs: So many.
+        steps: The largest code of a row's inputs, on either side of 0, up to 2^15 - 1; times the
+            sizes of any output's codes together it is less than 2^31.
+        gelu: As there.
+        residual: (..., outputs), fp32.
+    """
+    import torch
+
+    width = inputs.shape[-1]
+    assert inputs.dtype == torch.float32
+    assert inputs.device.type == "cpu"
+    assert min(width, outputs) > 0
+    assert words.shape == (-(-outputs // PANEL), (width + 1) // 2, PANEL, 2)
+    assert words.dtype in (torch.int8, torch.int16)
+    assert words.is_contiguous()
+    for part, length in ((scales, len(words) * PANEL), (bias, outputs)):
+        assert part is None or (part.dtype == torch.float32 and part.is_contiguous())
+        assert part is None or len(part) == length
+    assert 0 < steps < 1 << 15
+    inputs = inputs.contiguous()
+    output = inputs.new_empty((*inputs.shape[:-1], outputs))
+    if residual is not None:
+        assert not gelu
+        assert residual.dtype == inputs.dtype
+        assert residual.shape == output.shape
+        residual = residual.contiguous()
+    rows = output.numel() // outputs
+    room = torch.empty(rows * (1 + words.shape[1]), dtype=torch.int32)
+    loaded = kernels()
+    assert loaded is not None
+    threads = torch.get_num_threads() if rows * width * outputs > WORTH_THREADS else 1
+    loaded.multiply_words(
+        *(inputs.data_ptr(), words.data_ptr(), words.element_size(), scales.data_ptr()),
+        *(None if part is None else part.data_ptr() for part in (bias, residual)),
+        *(output.data_ptr(), rows, width, outputs, gelu, steps, threads, loaded.parallel),
+        room.data_ptr(),
     )
     return output
 

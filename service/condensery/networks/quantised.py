@@ -1,15 +1,17 @@
-"""Linear layers whose weights have 8 or 4 bits, on a CPU, where a token waits for its weights.
+"""Linear layers whose weights have 16, 8 or 4 bits, on a CPU, where a token waits for its weights.
 
 Of torch's kernels the fastest are taken, measured beside prepacked floats (docs/experiments.md).
 In 8 bits that is oneDNN's product of integers, the inputs rounded to 8 bits as well, each row by
 itself, so that no row depends on what else is in a step; where a CPU has AVX2 alone, a kernel of
-ours, which multiplies inputs as they are. In 4 bits it is a product of bf16 inputs,
-for few rows only; of more it is slower than floats, and the same weights stand beside it as floats.
+ours, whose inputs have 16 bits. That one takes weights of 16 bits too, for who wants what floats
+give, as bf16 is on other CPUs. In 4 bits it is a product of bf16 inputs, for few rows only; of more
+it is slower than floats, and the same weights stand beside it as floats.
 
 Source of rounding groups of weights: Dettmers and Zettlemoyer, arXiv:2212.09720, section 3; of
 inputs row by row: Yao et al., arXiv:2206.01861, section 3.2.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Literal, Protocol, runtime_checkable
@@ -22,7 +24,7 @@ from condensery.networks.linear import Activation, Dense, joined
 
 Weights = Literal["float", "int8", "int4"]
 # Of what reads many rows at a time.
-EncoderWeights = Literal["float", "int8"]
+EncoderWeights = Literal["float", "int16", "int8"]
 
 # Of smaller matrices, reading less gains less than rounding inputs costs; and of bf16 there is less
 # to gain, by torch's products.
@@ -34,13 +36,15 @@ GROUP = 32  # weights along a row that share a scale, in 4 bits
 FEW = 4  # rows up to which 4 bits are faster than floats
 ROWS = 16  # of weights, that torch packs together in 4 bits
 PART = 512  # outputs rounded at a time
+LARGEST = (1 << 31) - 1  # sum of products of codes
+MOST_STEPS = (1 << 15) - 1  # of a code of 16 bits
 
 
-def can_quantise(weights: Weights, device: torch.device) -> bool:
+def can_quantise(weights: Weights | EncoderWeights, device: torch.device) -> bool:
     """Tell whether weights of so few bits are fast on a device, and right.
 
-    Without VNNI or AMX, products of 8 bits are added in 16, where sums may not fit: then inputs
-    stay floats, by a kernel of ours.
+    Without VNNI or AMX, torch adds products of 8 bits in 16, where sums may not fit: then they are
+    multiplied by a kernel of ours, which is the only one for weights of 16.
     """
     if weights == "float":
         return True
@@ -49,7 +53,7 @@ def can_quantise(weights: Weights, device: torch.device) -> bool:
     if weights == "int4":
         return torch.cpu._is_avx512_supported()
     integers = torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
-    return integers or native.has_coded_panels()
+    return native.has_words() or (integers and weights == "int8")
 
 
 def smallest(dtype: torch.dtype) -> int:
@@ -58,7 +62,7 @@ def smallest(dtype: torch.dtype) -> int:
 
 
 class Product(Protocol):
-    """A kind of product with fewer bits a weight: ``Int8`` or ``Int4``."""
+    """A kind of product with fewer bits a weight: ``Int16``, ``Int8`` or ``Int4``."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Make it of a matrix (out, in), and a bias (out,)."""
@@ -78,7 +82,7 @@ class Quantising(Protocol):
         ...
 
 
-def quantise_linears(module: nn.Module, weights: Weights) -> int:
+def quantise_linears(module: nn.Module, weights: Weights | EncoderWeights) -> int:
     """Replace the larger linear layers under ``module``; it can only infer afterwards.
 
     A ``quantise`` of a module's own is called as well.
@@ -92,7 +96,8 @@ def quantise_linears(module: nn.Module, weights: Weights) -> int:
     """
     if weights == "float":
         return 0
-    product: Product = Int8 if weights == "int8" else Int4
+    products: dict[str, Product] = {"int16": Int16, "int8": Int8, "int4": Int4}
+    product = products[weights]
     replaced = 0
     for parent in list(module.modules()):
         if isinstance(parent, Quantising):
@@ -106,19 +111,23 @@ def quantise_linears(module: nn.Module, weights: Weights) -> int:
 
 
 class RoundedProducts:
-    """Makes an encoder's products in 8 bits.
+    """Makes an encoder's products in 8 or 16 bits.
 
     Args:
+        weights: "int8" or "int16".
         reach: Of the inputs of linear layers, as ``watching`` noted it, or of some.
     """
 
-    def __init__(self, reach: Mapping[nn.Module, Tensor]) -> None:
+    def __init__(self, weights: EncoderWeights, reach: Mapping[nn.Module, Tensor]) -> None:
+        self._weights = weights
         self._reach = reach
 
     def of(
         self, *linears: nn.Linear, activation: Activation = "none", fp32: bool = False
-    ) -> "Int8":
+    ) -> "Int8 | Int16":
         """Round linear layers of one input, outputs side by side, whatever ``fp32`` says."""
+        if self._weights == "int16":
+            return Int16(*joined(linears), activation)
         return Int8(*joined(linears), activation, self._reach.get(linears[0]))
 
 
@@ -148,7 +157,7 @@ def watching(reading: Mapping[nn.Module, nn.Linear]) -> Iterator[Mapping[nn.Modu
 class Int8(nn.Module):
     """``x Wᵀ + b``, both rounded to 8 bits: weights by output, inputs by row; for inference only.
 
-    Inputs stay as they are where the CPU has AVX2 alone.
+    Inputs have up to 16 bits where the CPU has AVX2 alone.
 
     Args:
         weight: (out, in).
@@ -168,15 +177,16 @@ class Int8(nn.Module):
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        exact = weight.detach().float()
         self.activation: Activation = activation
         self.form = "torch"
+        if native.has_words():
+            self.form = "words"
+            self.words = Int16(weight, bias, activation, most=127)
+            return
         if native.has_ints() and self.in_features % 4 == 0:
             self.form = "quads"
-        elif native.has_coded_panels():
-            self.form = "panels"
-        factors = None
-        if reach is not None and self.form != "panels":  # where inputs stay as they are
+        exact, factors = weight.detach().float(), None
+        if reach is not None:
             factors = (exact.abs().amax(dim=0).clamp_min(TINY) / reach.clamp_min(SHORTEST)).sqrt()
             exact = exact / factors
         self.factors = None if factors is None else nn.Buffer(factors)
@@ -190,11 +200,6 @@ class Int8(nn.Module):
             self.zeros = nn.Buffer(nn.functional.pad(sums, (0, filler)))
             self.scales = nn.Buffer(nn.functional.pad(scales / 127, (0, filler)))
             return
-        if self.form == "panels":
-            self.packed = native.pack_panels(codes)
-            filler = -self.out_features % native.PANEL
-            self.scales = nn.Buffer(nn.functional.pad(scales, (0, filler)))
-            return
         self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
         self.scales = nn.Buffer(scales)
         self.zeros = nn.Buffer(torch.zeros(self.out_features, dtype=torch.int32))
@@ -206,6 +211,9 @@ class Int8(nn.Module):
 
     def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map ``inputs`` (..., in) to (..., out), in their dtype, as ``Dense`` does."""
+        if self.form == "words":
+            rounded: Tensor = self.words(inputs, residual)
+            return rounded
         if self.form == "quads":
             rows = inputs.reshape(-1, self.in_features)
             more = None if residual is None else residual.reshape(-1, self.out_features)
@@ -222,10 +230,6 @@ class Int8(nn.Module):
         return output if residual is None else output + residual
 
     def _product(self, inputs: Tensor) -> Tensor:
-        if self.form == "panels":
-            exact, size = inputs.float(), self.out_features
-            product = native.multiply(exact, self.packed, self.bias, size, scales=self.scales)
-            return product.to(inputs.dtype)
         rows = inputs.reshape(-1, self.in_features)
         ours = native.takes(rows)
         if ours:
@@ -249,17 +253,85 @@ class Int8(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
-def _round_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a weight, (out, in), to codes of -127 to 127; returns those and a code's worth, (out,).
+class Int16(nn.Module):
+    """``x Wᵀ + b``, both rounded to 16 bits at most: weights by output, inputs by row.
+
+    For inference, where the CPU has AVX2 alone (``native.has_words``): there products of 16 bits,
+    added up in pairs, take 0.7 of the time of floats. Sums have 32 bits, so that weights and inputs
+    have as many steps as never overflow those, whatever the inputs are: of MiniLM's matrices with
+    384 inputs some 5,000 on either side of 0, with 1,536 some 2,500.
+
+    Args:
+        weight: (out, in).
+        bias: (out,), or None.
+        activation: As ``Dense`` has it.
+        most: Steps of weights on either side of 0, 127 at most: then they are held in 8 bits, and
+            inputs have what that leaves. None: as many as the inputs.
+    """
+
+    form = "words"
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation = "none",
+        *,
+        most: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.activation: Activation = activation
+        exact = weight.detach().float()
+        # A sum is at most the steps of inputs times the sizes of an output's codes together, which
+        # are those of its weights over its largest, times the steps of weights, and half a step
+        # each for rounding.
+        norm = torch.linalg.vector_norm
+        together = norm(exact, 1, dim=1) / norm(exact, torch.inf, dim=1).clamp_min(TINY)
+        spread = 1.001 * together.nan_to_num(self.in_features).max().item() + 1  # sums in fp32
+        steps = min(math.isqrt(int(LARGEST / spread)), MOST_STEPS) if most is None else most
+        self.steps = min(int(LARGEST / (steps * spread + self.in_features / 2)), MOST_STEPS)
+        codes, scales = _round_outputs(exact, steps)
+        self.bias = None if bias is None else nn.Buffer(bias.detach().float())
+        self.packed = native.pack_words(codes)
+        filler = -self.out_features % native.PANEL
+        self.scales = nn.Buffer(nn.functional.pad(scales, (0, filler)))
+
+    @staticmethod
+    def takes(weight: Tensor) -> bool:
+        """Tell whether a matrix gains by it."""
+        return weight.numel() >= smallest(weight.dtype)
+
+    def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Map ``inputs`` (..., in) to (..., out), in their dtype, as ``Dense`` does."""
+        product = native.multiply_words(
+            *(inputs.float(), self.packed, self.scales, self.bias, self.out_features),
+            steps=self.steps,
+            gelu=self.activation == "gelu",
+            residual=None if residual is None else residual.float(),
+        )
+        return product.to(inputs.dtype)
+
+    def extra_repr(self) -> str:
+        """Show the sizes, as ``nn.Linear`` does."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def _round_outputs(weight: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
+    """Round a weight, (out, in), to codes of -steps to steps.
 
     By parts that stay in a core's cache: a word table as a whole would take fresh memory four
     times.
+
+    Returns:
+        The codes, in 8 bits if those do, else in 16, and what a code is worth, (out,).
     """
-    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    dtype = torch.int8 if steps <= 127 else torch.int16
+    codes = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     scales = weight.new_empty(len(weight))
     parts = zip(weight.split(PART), codes.split(PART), scales.split(PART), strict=True)
     for part, own, scale in parts:
-        scale.copy_(part.abs().amax(dim=1).clamp_min_(TINY).div_(127))
+        scale.copy_(part.abs().amax(dim=1).clamp_min_(TINY).div_(steps))
         own.copy_((part / scale[:, None]).round_())
     return codes, scales
 

@@ -18,6 +18,7 @@ from condensery.errors import SettingError
 from condensery.networks.quantised import (
     SMALLEST,
     SMALLEST_HALF,
+    EncoderWeights,
     Weights,
     can_quantise,
     smallest,
@@ -26,10 +27,13 @@ from condensery.runtime.workers import set_thread_count
 
 DTypeSetting = Literal["auto", "float32", "bfloat16"]
 WeightsSetting = Literal["auto", "float", "int8", "int4"]
+EncoderWeightsSetting = Literal["auto", "float", "int16", "int8"]
 # What rounding a generator's weights may cost its answers where nobody asked for it: exact match,
 # percent, on the questions that its report was measured on.
 MOST_EM_LOST = 0.5
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+# What a CPU has where such weights are fast.
+NEEDED = {"int16": "AVX2 alone", "int8": "AVX512-VNNI, AMX or AVX2 alone", "int4": "AVX512"}
 
 # glibc's mallopt parameters (malloc.h).
 M_TRIM_THRESHOLD = -1
@@ -140,7 +144,28 @@ def choose_weights(
     return setting
 
 
-def check_weights(field: str, device: torch.device, setting: Weights) -> None:
+def choose_encoder_weights(
+    field: str, device: torch.device, setting: EncoderWeightsSetting, dtype: DTypeSetting
+) -> EncoderWeights:
+    """Return what the weights of what reads many rows at once are held as on ``device``.
+
+    "auto" is 16 bits where those are faster than floats, as "auto" of ``dtype`` is bf16 elsewhere;
+    who asks for a dtype has it.
+
+    Args:
+        field: The setting's name.
+        dtype: The setting of that name.
+
+    Raises:
+        SettingError: This device is not for such weights.
+    """
+    if setting == "auto":
+        return "int16" if dtype == "auto" and can_quantise("int16", device) else "float"
+    check_weights(field, device, setting)
+    return setting
+
+
+def check_weights(field: str, device: torch.device, setting: Weights | EncoderWeights) -> None:
     """Check that a device is for such weights.
 
     Args:
@@ -150,7 +175,7 @@ def check_weights(field: str, device: torch.device, setting: Weights) -> None:
         SettingError: It is not.
     """
     if not can_quantise(setting, device):
-        needed = "AVX512-VNNI, AMX or AVX2 alone" if setting == "int8" else "AVX512"
+        needed = NEEDED[setting]
         pairs = {"generator_weights": "generators", "compressor_weights": "compressors"}
         who = pairs.get(field, "encoders")
         raise SettingError(

@@ -21,9 +21,9 @@ from condensery.networks import native
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.device import (
-    check_weights,
     choose_common_dtype,
     choose_device,
+    choose_encoder_weights,
     choose_weights,
     prepare_process,
 )
@@ -464,8 +464,13 @@ def make_loader(
     ]
     dtype = choose_common_dtype([device, *halves], settings.dtype)
     # Refused before any model is read.
-    check_weights("encoder_weights", device, settings.encoder_weights)
-    check_weights("compressor_weights", halves[0], settings.compressor_weights)
+    encoders, compressors = (
+        choose_encoder_weights(field, on, asked, settings.dtype)
+        for field, on, asked in (
+            ("encoder_weights", device, settings.encoder_weights),
+            ("compressor_weights", halves[0], settings.compressor_weights),
+        )
+    )
     choose_weights(halves[1], dtype, settings.generator_weights, {})
     places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
     say(f"loading models on {places} in {dtype_name(dtype)}")
@@ -480,8 +485,8 @@ def make_loader(
         generator_limits=GeneratorLimits(
             settings.generator_sequences, settings.generator_cache_mib
         ),
-        encoder_weights=settings.encoder_weights,
-        compressor_weights=settings.compressor_weights,
+        encoder_weights=encoders,
+        compressor_weights=compressors,
         generator_weights=settings.generator_weights,
         generator_servers=_generator_servers(settings),
         first=_first(settings, store),

@@ -11,7 +11,7 @@ from condensery.networks import native
 from condensery.networks.backbone import load_backbone, run_packed
 from condensery.networks.bert import FusedLayer
 from condensery.networks.linear import Dense
-from condensery.networks.quantised import Int8, can_quantise, watching
+from condensery.networks.quantised import Int8, Int16, can_quantise, watching
 
 rounds = pytest.mark.skipif(
     not can_quantise("int8", torch.device("cpu")), reason="no VNNI, AMX or kernels for AVX2"
@@ -20,7 +20,12 @@ SEQUENCES = [[5, 6, 7], list(range(2, 60)), [9] * 16, [4]]
 
 
 def products(model: torch.nn.Module) -> list[type]:
-    return [type(part) for part in model.modules() if isinstance(part, Dense | Int8)]
+    names = [
+        (name, type(part))
+        for name, part in model.named_modules()
+        if isinstance(part, Dense | Int8 | Int16)
+    ]
+    return [kind for name, kind in names if not name.endswith(".words")]  # those of an Int8
 
 
 def alone(model: PreTrainedModel) -> torch.Tensor:
@@ -141,6 +146,24 @@ def test_with_weights_of_8_bits_it_is_near_to_transformers_and_alone_as_beside_o
     torch.testing.assert_close(together, each, atol=close, rtol=close)
 
 
+@pytest.mark.skipif(not native.has_words(), reason="no products of words")
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_with_weights_of_16_bits_it_is_as_near_to_transformers_as_floats_nearly_are(
+    family: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model: PreTrainedModel = request.getfixturevalue(family)
+    model.save_pretrained(tmp_path)
+    wanted = alone(model)
+    backbone = load_backbone(tmp_path, weights="int16")
+    assert products(backbone.model) == 8 * [Int16]  # four a layer
+    assert backbone.rounded
+    together = backbone.read(SEQUENCES)[0][:78]
+    assert torch.cosine_similarity(together, wanted).min() > 0.99999
+    assert not torch.equal(together, wanted)
+    each = torch.cat([backbone.read([ids])[0][: len(ids)] for ids in SEQUENCES])
+    torch.testing.assert_close(together, each, atol=1e-5, rtol=1e-5)
+
+
 @rounds
 def test_of_other_families_the_larger_matrices_are_rounded(
     llama: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,8 +199,8 @@ def test_a_model_that_8_bits_are_too_few_for_is_refused(
 def test_what_reaches_far_behind_a_norm_leaves_the_rest_of_a_row_its_steps(
     bert: PreTrainedModel, tmp_path: Path
 ) -> None:
-    if native.has_coded_panels():
-        pytest.skip("inputs are not rounded there")
+    if native.has_words():
+        pytest.skip("inputs have steps enough there")
     with torch.no_grad():
         for norm in (
             bert.embeddings.LayerNorm,

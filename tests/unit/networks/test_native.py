@@ -1,3 +1,4 @@
+import math
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,7 @@ def test_a_row_does_not_hang_on_others_and_one_with_a_nan_fails_alone(dtype: tor
 
 loaded = native.kernels()
 narrow = loaded is not None and (loaded.has_panels or loaded.has_floats)  # AVX512 has AVX2 too
+narrow_only = pytest.mark.skipif(not narrow, reason="no compiler when it was installed, or no AVX2")
 wide = loaded is not None and loaded.has_floats
 dots = loaded is not None and loaded.has_dots
 
@@ -213,20 +215,93 @@ def test_products_are_those_of_torch(
         torch.testing.assert_close(got.double(), wanted, atol=nearly, rtol=rtol)
 
 
-@pytest.mark.skipif(not narrow, reason="no compiler when it was installed, or no AVX2")
-@pytest.mark.parametrize("outputs", [7, 16, 40, 100])
-@pytest.mark.parametrize("rows", [1, 3, 4, 13])
-def test_codes_in_panels_are_multiplied_by_inputs_as_they_are(rows: int, outputs: int) -> None:
+def words_of(
+    weight: torch.Tensor, most: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Return a weight's codes packed, a code's worth, the codes themselves, and inputs' steps."""
+    worth = weight.abs().amax(1) / most
+    codes = (weight / worth[:, None]).round()
+    packed = native.pack_words(codes.to(torch.int8 if most < 128 else torch.int16))
+    steps = min((2**31 - 1) // (most * weight.shape[1]), 2**15 - 1)
+    filled = F.pad(worth, (0, -len(weight) % native.PANEL))
+    return packed, filled, codes.double() * worth.double()[:, None], steps
+
+
+@narrow_only
+@pytest.mark.parametrize("most", [127, 1100])
+@pytest.mark.parametrize("width", [1, 2, 33, 384, 1536])
+@pytest.mark.parametrize("outputs", [3, 16, 40, 384])
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 6, 7, 13, 25, 150])
+def test_products_of_words_are_those_of_the_rounded_numbers(
+    rows: int, outputs: int, width: int, most: int
+) -> None:
     source = torch.Generator().manual_seed(rows + outputs)
-    inputs, scales, bias = (
-        torch.randn(shape, generator=source) for shape in ((rows, 50), (outputs,), (outputs,))
+    inputs, weight, more = (
+        torch.randn(*shape, generator=source)
+        for shape in ((rows, width), (outputs, width), (rows, outputs))
     )
-    codes = torch.randint(-127, 128, (outputs, 50), dtype=torch.int8, generator=source)
-    packed = native.pack_panels(codes)
-    filled = F.pad(scales, (0, -outputs % native.PANEL))
-    got = native.multiply(inputs, packed, bias, outputs, scales=filled)
-    wanted = F.linear(inputs.double(), codes.double() * scales.double()[:, None], bias.double())
-    torch.testing.assert_close(got.double(), wanted, atol=2e-3, rtol=1e-6)
+    bias = torch.randn(outputs, generator=source)
+    packed, scales, restored, steps = words_of(weight, most)
+    worth = (inputs.abs().amax(1, keepdim=True) / steps) if rows else inputs
+    plain = F.linear(torch.round(inputs.double() / worth) * worth.double(), restored)
+    # A code on the edge may fall to either side in fp32: that is one step of one input.
+    atol = 1e-6 * width + (worth.max().item() * weight.abs().max().item() if rows else 0)
+    for bent, offset, residual in (
+        *((False, None, None), (False, bias, None), (False, bias, more)),
+        *((True, bias, None), (True, None, None)),
+    ):
+        got = native.multiply_words(
+            *(inputs, packed, scales, offset, outputs),
+            steps=steps,
+            gelu=bent,
+            residual=residual,
+        )
+        wanted = plain if offset is None else plain + offset
+        wanted = F.gelu(wanted) if bent else wanted
+        wanted = wanted if residual is None else wanted + residual
+        torch.testing.assert_close(got.double(), wanted, atol=atol, rtol=1e-5)
+
+
+@narrow_only
+@pytest.mark.parametrize("width", [1, 384, 1536, 8960])
+@pytest.mark.parametrize("most", [127, None])
+def test_sums_of_words_overflow_nothing_where_all_are_the_largest(
+    width: int, most: int | None
+) -> None:
+    most = most or min(math.isqrt((2**31 - 1) // width), 2**15 - 1)
+    signs = torch.tensor([[1.0], [-1.0]])
+    packed, scales, _, steps = words_of(signs.expand(2, width), most)
+    got = native.multiply_words(signs.expand(2, width), packed, scales, None, 2, steps=steps)
+    torch.testing.assert_close(got, width * signs * signs.T, rtol=1e-5, atol=0)
+
+
+@narrow_only
+@pytest.mark.parametrize("most", [127, 1100])
+def test_a_row_of_words_does_not_hang_on_others_and_one_with_a_nan_fails_alone(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(1000, 384)
+    inputs = torch.randn(200, 384) * torch.logspace(-3, 3, 200)[:, None]
+    packed, scales, _, steps = words_of(weight, most)
+
+    def product(some: torch.Tensor) -> torch.Tensor:
+        return native.multiply_words(some, packed, scales, None, 1000, steps=steps)
+
+    whole = product(inputs)
+    for first, last in ((0, 1), (17, 22), (50, 200)):
+        assert torch.equal(product(inputs[first:last]), whole[first:last])
+    assert torch.equal(product(inputs.T.contiguous().T), whole), "of any layout"
+    monkeypatch.setattr(native, "WORTH_THREADS", 0)
+    for threads in (2, 3, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for rows in (13, 200):
+            assert all(torch.equal(product(inputs[:rows]), whole[:rows]) for _ in range(10))
+    inputs[3, 7], inputs[5, 0], inputs[8] = torch.nan, torch.inf, 0.0
+    bad = product(inputs)
+    assert bad[3].isnan().all()
+    assert bad[5].isnan().all()
+    assert not bad[8].any()
+    assert torch.equal(bad[9:], whole[9:])
 
 
 def test_weights_are_packed_for_what_the_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,9 +314,8 @@ def test_weights_are_packed_for_what_the_cpu_has(monkeypatch: pytest.MonkeyPatch
         restored = packed.transpose(1, 2).reshape(-1, 6)
         assert torch.equal(restored[:40], weight)
         assert not restored[40:].any()
-        assert native.pack_panels(weight.to(torch.int8)).shape == (3, 6, native.PANEL)
         assert native.has_panels(torch.float32)
-        assert native.has_coded_panels() is not floats, "AVX2 and nothing wider"
+        assert native.has_words() is not floats, "AVX2 and nothing wider"
 
 
 @products

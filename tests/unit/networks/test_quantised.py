@@ -1,3 +1,5 @@
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -5,11 +7,20 @@ from torch import nn
 
 from condensery.networks import native, quantised
 from condensery.networks.linear import Dense, form_of
-from condensery.networks.quantised import FEW, GROUP, Int4, Int8, can_quantise, quantise_linears
+from condensery.networks.quantised import (
+    FEW,
+    GROUP,
+    Int4,
+    Int8,
+    Int16,
+    can_quantise,
+    quantise_linears,
+)
 
 CPU = torch.device("cpu")
 OUT, IN = 1032, 1024  # no multiple of what torch packs together
 int8 = pytest.mark.usefixtures("fast_int8")
+int16 = pytest.mark.skipif(not can_quantise("int16", CPU), reason="no products of words")
 int4 = pytest.mark.skipif(not can_quantise("int4", CPU), reason="no AVX512")
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -33,16 +44,15 @@ def rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     )
 
 
-def rounded_product(layer: nn.Linear, inputs: torch.Tensor) -> np.ndarray:
-    """By the formula, in double precision: codes of -127 to 127, a scale an output and a row.
+def rounded_product(layer: nn.Linear, inputs: torch.Tensor, steps: int = 127) -> np.ndarray:
+    """By the formula, in double precision: a scale an output and a row.
 
-    Where there is AVX2 alone, inputs are not rounded.
+    Codes are -127 to 127, those of inputs -steps to steps.
     """
     weight, rows = layer.weight.double().detach().numpy(), inputs.double().numpy()
     by_output = np.abs(weight).max(1, keepdims=True) / 127
-    if not native.has_coded_panels():
-        by_row = np.abs(rows).max(1, keepdims=True) / 127
-        rows = np.floor(rows / by_row + 0.5) * by_row
+    by_row = np.abs(rows).max(1, keepdims=True) / steps
+    rows = np.floor(rows / by_row + 0.5) * by_row
     bias = 0 if layer.bias is None else layer.bias.double().detach().numpy()
     return (rows @ np.rint(weight / by_output).T) * by_output.T + bias
 
@@ -53,9 +63,10 @@ def rounded_product(layer: nn.Linear, inputs: torch.Tensor) -> np.ndarray:
 def test_8_bits_give_what_the_formula_gives(count: int, bias: bool) -> None:
     layer, inputs = linear(bias), rows(count)
     with torch.inference_mode():
-        got = Int8(layer.weight, layer.bias)(inputs).double().numpy()
+        product = Int8(layer.weight, layer.bias)
+        got = product(inputs).double().numpy()
         exact = layer(inputs).double().numpy()
-    wanted = rounded_product(layer, inputs)
+    wanted = rounded_product(layer, inputs, product.words.steps if native.has_words() else 127)
     size = np.abs(wanted).max(1, keepdims=True)
     # A code on the edge may fall to either side in fp32: one of 127 steps of one input.
     assert (np.abs(got - wanted) / size).max() < 2e-3
@@ -91,8 +102,7 @@ def test_8_bits_are_followed_by_a_sum_or_by_gelu(dtype: torch.dtype, count: int)
         assert (
             (got - plain - more.float()).abs() <= 2**-7 * (plain.abs() + more.abs()) + 1e-4
         ).all()
-        product.activation = "gelu"
-        bent = product(inputs)
+        bent = Int8(layer.weight, layer.bias, "gelu")(inputs)
         assert bent.dtype == dtype
         torch.testing.assert_close(bent.float(), nn.functional.gelu(plain), **rounding)
 
@@ -135,6 +145,70 @@ def test_a_row_of_nan_fails_alone_and_one_of_zeros_is_the_bias() -> None:
     torch.testing.assert_close(got[3], layer.bias.detach())
 
 
+@int16
+@pytest.mark.parametrize("inputs", [8, 384, 1536, 14336])
+def test_16_bits_lose_less_than_bf16_does(inputs: int) -> None:
+    """Of rows that hold numbers twenty times as large as the others, as behind MiniLM's norms."""
+    torch.manual_seed(inputs)
+    layer, some = nn.Linear(inputs, 96), torch.randn(50, inputs)
+    some[:, 3] *= 20
+    with torch.inference_mode():
+        layer.weight.normal_(std=0.05)
+        exact = layer(some)
+        rounded = Int16(layer.weight, layer.bias)(some)
+        halved = nn.functional.linear(
+            some.bfloat16().float(), layer.weight.bfloat16().float(), layer.bias
+        )
+        assert Int16(layer.weight, None)(some.bfloat16()).dtype == torch.bfloat16
+    # A step is a share of the largest, and not of each number: of many inputs there are fewer.
+    assert (rounded - exact).norm() < (1 if inputs < 2000 else 4) * (halved - exact).norm()
+    assert not torch.equal(rounded, exact)
+
+
+@int16
+@pytest.mark.parametrize("most", [127, None])
+@pytest.mark.parametrize("inputs", [100, 384, 1536])
+def test_there_are_as_many_steps_as_sums_of_32_bits_have_room_for(
+    inputs: int, most: int | None
+) -> None:
+    torch.manual_seed(inputs)
+    weight = torch.randn(64, inputs)
+    product = Int16(weight, None, most=most)
+    codes = product.packed.transpose(1, 2).reshape(64, -1).long()
+    largest = codes.abs().sum(1).max().item() * product.steps
+    assert largest < 2**31
+    assert product.steps == 2**15 - 1 or largest > 0.97 * 2**31
+    assert codes.abs().max() == (most or pytest.approx(product.steps, rel=0.01))
+
+
+@int16
+@pytest.mark.parametrize("kind", [Int16, Int8])
+@pytest.mark.parametrize("inputs", [1, 7, 384, 8960])
+def test_sums_overflow_nothing_where_all_numbers_are_the_largest(
+    kind: type[Int16] | type[Int8], inputs: int
+) -> None:
+    signs = torch.tensor([[1.0], [-1.0]])
+    layer = nn.Linear(inputs, 3, bias=False)
+    with torch.inference_mode():
+        layer.weight[:2] = signs
+        for most in (1.0, 1e-6, 1e20):
+            got = kind(layer.weight, None)(most * signs.expand(2, inputs))[:, :2]
+            torch.testing.assert_close(got, most * inputs * signs * signs.T, rtol=1e-4, atol=0)
+        layer.weight.zero_()
+        assert not kind(layer.weight, None)(signs.expand(2, inputs)).any()
+
+
+@int16
+def test_16_bits_are_followed_by_a_sum_or_by_gelu() -> None:
+    layer, inputs, more = linear(), rows(13), torch.randn(13, OUT)
+    with torch.inference_mode():
+        plain = Int16(layer.weight, layer.bias)(inputs)
+        got = Int16(layer.weight, layer.bias)(inputs[None], more[None])[0]
+        bent = Int16(layer.weight, layer.bias, "gelu")(inputs)
+    torch.testing.assert_close(got, plain + more, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(bent, nn.functional.gelu(plain), rtol=1e-5, atol=1e-5)
+
+
 @int4
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
@@ -167,11 +241,12 @@ def test_4_bits_round_each_group_to_16_steps_between_its_bounds() -> None:
     assert ((groups - wanted).abs().amax(2) <= 0.6 * step + 1e-4).all(), "bf16 scales and middles"
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_large_layers_are_replaced_and_others_stay(weights: quantised.Weights) -> None:
+@pytest.mark.parametrize(("weights", "kind"), [("int16", Int16), ("int8", Int8), ("int4", Int4)])
+def test_large_layers_are_replaced_and_others_stay(
+    weights: Literal["int16", "int8", "int4"], kind: type[nn.Module]
+) -> None:
     if not can_quantise(weights, CPU):
         pytest.skip("not on this CPU")
-    kind = Int8 if weights == "int8" else Int4
 
     class Headed(nn.Module):
         def __init__(self) -> None:
@@ -208,8 +283,9 @@ def test_what_a_device_is_not_for_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert not can_quantise("int4", cuda)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(native, "has_coded_panels", lambda: False)
+    monkeypatch.setattr(native, "has_words", lambda: False)
     assert not can_quantise("int8", CPU)
+    assert not can_quantise("int16", CPU)
     monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
     assert not can_quantise("int4", CPU)
 
@@ -228,8 +304,8 @@ def test_dense_of_4_bits_is_packed_where_others_are() -> None:
 def test_inputs_that_reach_far_leave_the_others_their_steps(
     ours: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if native.has_coded_panels():
-        pytest.skip("inputs are not rounded there")
+    if native.has_words():
+        pytest.skip("inputs have steps enough there")
     if not ours:  # as with AMX
         monkeypatch.setattr(native, "has_ints", lambda: False)
     layer, inputs = linear(), torch.randn(20, IN)

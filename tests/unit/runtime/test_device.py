@@ -1,16 +1,19 @@
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
 
 from condensery.errors import SettingError
 from condensery.networks import native
+from condensery.networks.quantised import EncoderWeights
 from condensery.runtime.device import (
     check_weights,
     choose_common_dtype,
     choose_device,
     choose_dtype,
+    choose_encoder_weights,
     choose_weights,
 )
 
@@ -89,9 +92,9 @@ def test_weights_are_rounded_by_themselves_only_where_a_report_says_it_costs_lit
     assert choose_weights(torch.device("cuda"), HALF, "auto", quality) == "float"
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(native, "has_coded_panels", lambda: False)
+    monkeypatch.setattr(native, "has_words", lambda: False)
     assert choose_weights(cpu, HALF, "auto", quality) == "float"
-    monkeypatch.setattr(native, "has_coded_panels", lambda: True)
+    monkeypatch.setattr(native, "has_words", lambda: True)
     assert choose_weights(cpu, HALF, "auto", quality) == wanted
 
 
@@ -128,7 +131,7 @@ def test_weights_that_a_device_is_not_for_are_refused_by_name(
     cpu = torch.device("cpu")
     for name in ("_is_vnni_supported", "_is_amx_tile_supported", "_is_avx512_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False)
-    monkeypatch.setattr(native, "has_coded_panels", lambda: False)
+    monkeypatch.setattr(native, "has_words", lambda: False)
     for setting, needed in (("int8", "AVX512-VNNI, AMX or AVX2 alone"), ("int4", "AVX512")):
         for device in (cpu, torch.device("cuda")):
             with pytest.raises(SettingError, match=needed) as caught:
@@ -137,6 +140,25 @@ def test_weights_that_a_device_is_not_for_are_refused_by_name(
     with pytest.raises(SettingError, match="'int2' is none of auto, float, int8, int4"):
         choose_weights(cpu, HALF, "int2", {})
     assert choose_weights(cpu, HALF, "float", MEASURED) == "float"
+
+
+def test_weights_of_what_reads_many_rows_have_16_bits_by_themselves_where_those_are_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, cuda, field = torch.device("cpu"), torch.device("cuda"), "encoder_weights"
+    monkeypatch.setattr(native, "has_words", lambda: True)
+    assert choose_encoder_weights(field, cpu, "auto", "auto") == "int16"
+    for asked in ("float32", "bfloat16"):
+        assert choose_encoder_weights(field, cpu, "auto", asked) == "float"
+    assert choose_encoder_weights(field, cuda, "auto", "auto") == "float"
+    for setting in get_args(EncoderWeights):
+        assert choose_encoder_weights(field, cpu, setting, "float32") == setting
+    monkeypatch.setattr(native, "has_words", lambda: False)
+    assert choose_encoder_weights(field, cpu, "auto", "auto") == "float"
+    for device in (cpu, cuda):
+        with pytest.raises(SettingError, match="'int16' is for a CPU with AVX2 alone") as caught:
+            choose_encoder_weights("compressor_weights", device, "int16", "auto")
+        assert caught.value.field == "compressor_weights"
 
 
 def test_a_device_that_is_not_there_is_told_by_the_setting_that_names_it() -> None:

@@ -24,6 +24,7 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.metrics import Metrics
+from condensery.networks import native
 from condensery.networks.quantised import can_quantise
 from condensery.runtime.loader import RunningModel, self_test
 from condensery.runtime.oscar import OscarModel
@@ -154,7 +155,7 @@ def test_what_weights_are_held_as_is_a_setting_of_each_half_and_of_encoders(
     store: ModelStore,
 ) -> None:
     def dtypes(**held: Any) -> list[str]:
-        settings = Settings(dtype="float32", workers=1, generator_weights="float", **held)
+        settings = Settings(**{"dtype": "float32", "generator_weights": "float", **held}, workers=1)
         loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
         models = ModelRegistry.open(loader, ModelAliases(), 1.0)
         try:
@@ -165,6 +166,8 @@ def test_what_weights_are_held_as_is_a_setting_of_each_half_and_of_encoders(
     assert dtypes() == ["float32", "float32"]
     assert dtypes(encoder_weights="int8") == ["float32, weights int8", "float32"]
     assert dtypes(compressor_weights="int8") == ["float32", "float32, compressor int8"]
+    if native.has_words():
+        assert dtypes(dtype="auto") == ["float32, weights int16", "float32, compressor int16"]
 
 
 def test_what_others_are_made_from_is_no_model_to_start_with(tmp_path: Path) -> None:

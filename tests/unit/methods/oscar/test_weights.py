@@ -159,7 +159,7 @@ def test_what_this_cpu_is_not_for_is_refused_before_floats_are_asked(
 ) -> None:
     for name in ("_is_vnni_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False)
-    monkeypatch.setattr(native, "has_coded_panels", lambda: False)
+    monkeypatch.setattr(native, "has_words", lambda: False)
     out = tmp_path / "weights.json"
     words = ["--store", str(store_with_pair), "--questions", str(questions), "--out", str(out)]
     with pytest.raises(SettingError, match="'int8' is for a CPU with"):
