@@ -20,7 +20,7 @@ from condensery.values import Document, Floats, Metadata, SearchMode, TokenUsage
 CompressionMode = Literal["auto", "required", "off"]
 CompressionStatus = Literal["applied", "partial", "fallback", "off"]
 # not_found: the passages don't hold the answer, so nothing was generated.
-FinishReason = Literal["stop", "length", "timeout", "not_found"]
+FinishReason = Literal["stop", "length", "not_found"]
 
 # The answer where the best passage is under the threshold: nothing is generated then.
 NOT_FOUND = "The passages do not hold the answer."

@@ -14,7 +14,7 @@ AT_ZERO = {
     "condensery_compressed_docs_total": {"status": ("applied", "fallback", "left_out")},
     "condensery_compression_fallback_total": {"reason": ("timeout", "fault")},
     "condensery_oom_total": {"action": ("split", "failed")},
-    "condensery_answers_total": {"finish": ("stop", "length", "timeout", "not_found")},
+    "condensery_answers_total": {"finish": ("stop", "length", "not_found")},
     "condensery_sequences": {"state": ("running", "waiting")},
     "condensery_cache_positions": {"state": ("used", "limit")},
     "condensery_requests_total": {

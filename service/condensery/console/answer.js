@@ -3,7 +3,7 @@ import { ask, nameInPath } from "./api.js";
 import { waterfall } from "./charts.js";
 import { count, facts, failure, flops, h, millis, put, score, tag } from "./dom.js";
 
-const FINISH = { stop: ["complete", "good"], length: ["cut at its most tokens", "warn"], timeout: ["cut at its time", "warn"], not_found: ["not found", "warn"] };
+const FINISH = { stop: ["complete", "good"], length: ["cut at its most tokens", "warn"], not_found: ["not found", "warn"] };
 const STATUS = { applied: ["compressed", "accent"], partial: ["compressed in part", "warn"], fallback: ["read as text: compression failed", "bad"], off: ["read as plain text", ""] };
 
 /** A view that takes the events of a streamed answer to `request`. */

@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from tiny_pair import VOCABULARY, tiny_config, tiny_pair, tiny_shape, tiny_tokenizer
 from transformers import BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from condensery.errors import InputError
+from condensery.errors import InputError, ModelNotFound
 from condensery.methods.oscar.exporting import export
+from condensery.methods.oscar.exporting import main as command
 from condensery.methods.oscar.prefixes import Prefixes
 from condensery.methods.oscar.starting import (
     END_OFFSET,
@@ -32,6 +33,9 @@ from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import TwoWayGenerator, standardised
 from condensery.networks.packing import Packing
 from condensery.networks.pointers import BoundsPointer, SpanPointer
+from condensery.runtime.oscar_pair import word_embeddings
+from condensery.store.store import ModelStore
+from condensery.store.weights import load_state
 
 SHAPE = tiny_shape(generator_layers=3)
 
@@ -397,8 +401,9 @@ def test_an_exported_compressor_is_a_bert_whose_layers_a_pair_takes_back(
     made = new_pair(base_folder, SHAPE)
     for parameter in made.compressor.backbone.encoder.parameters():
         parameter.data.normal_(0, 0.1)
-    folder = tmp_path / "bert"
-    export(base_folder, made.own_state(), "made", folder)
+    folder, tokenizer = tmp_path / "bert", base_folder / "tokenizer.json"
+    of = made.compressor.backbone.config, word_embeddings(base_folder)
+    export(*of, made.own_state(), tokenizer, folder)
     # As train extractive-reader opens it, with a span head of its own.
     reader = BertForQuestionAnswering.from_pretrained(folder)
     reader.save_pretrained(tmp_path / "reader")
@@ -407,6 +412,29 @@ def test_an_exported_compressor_is_a_bert_whose_layers_a_pair_takes_back(
     own, others = (pair.compressor.backbone.state_dict() for pair in (made, taking))
     assert all(torch.equal(own[name], others[name]) for name in own)
     with pytest.raises(InputError, match="is there already"):
-        export(base_folder, made.own_state(), "made", folder)
-    with pytest.raises(InputError, match="not over"):
-        export(base_folder, {}, "nothing", tmp_path / "other")
+        export(*of, made.own_state(), tokenizer, folder)
+    with pytest.raises(InputError, match=r"not a BERT's: .*Missing key"):
+        export(*of, {}, tokenizer, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_command_takes_the_encoder_that_the_pair_is_over(
+    store_with_pair: Path, tmp_path: Path
+) -> None:
+    def run(model: str, root: Path) -> None:
+        command(["--model", model, "--store", str(root), "--out", str(tmp_path / "bert")])
+
+    with pytest.raises(InputError, match="'minilm-l6' is of kind 'encoder', not 'oscar-pair'"):
+        run("minilm-l6", store_with_pair)
+    alone = tmp_path / "alone"
+    shutil.copytree(store_with_pair / "oscar-mini", alone / "oscar-mini")
+    with pytest.raises(ModelNotFound, match="minilm-l6"):
+        run("oscar-mini", alone)
+    run("oscar-mini", store_with_pair)
+    written = load_file(tmp_path / "bert" / "model.safetensors")
+    base = load_file(ModelStore(None, store_with_pair).open("minilm-l6").path / "model.safetensors")
+    words = "embeddings.word_embeddings.weight"
+    assert torch.equal(written[words], base[words].float())
+    pair = load_state(ModelStore(None, store_with_pair).open("oscar-mini"))
+    first = "encoder.layer.0.output.dense.weight"
+    assert torch.equal(written[first], pair[f"compressor.backbone.{first}"].float())
