@@ -96,8 +96,7 @@ def quantise_linears(module: nn.Module, weights: Weights | EncoderWeights) -> in
     """
     if weights == "float":
         return 0
-    products: dict[str, Product] = {"int16": Int16, "int8": Int8, "int4": Int4}
-    product = products[weights]
+    product = product_of(weights)
     replaced = 0
     for parent in list(module.modules()):
         if isinstance(parent, Quantising):
@@ -110,6 +109,15 @@ def quantise_linears(module: nn.Module, weights: Weights | EncoderWeights) -> in
     return replaced
 
 
+def product_of(weights: Literal["int16", "int8", "int4"]) -> Product:
+    """Return the kind of product that holds such weights here; of 8 bits there are two."""
+    if weights == "int4":
+        return Int4
+    if weights == "int16":
+        return Int16
+    return WideInt8 if native.has_words() else Int8
+
+
 class RoundedProducts:
     """Makes an encoder's products in 8 or 16 bits.
 
@@ -118,17 +126,19 @@ class RoundedProducts:
         reach: Of the inputs of linear layers, as ``watching`` noted it, or of some.
     """
 
-    def __init__(self, weights: EncoderWeights, reach: Mapping[nn.Module, Tensor]) -> None:
+    def __init__(
+        self, weights: Literal["int16", "int8"], reach: Mapping[nn.Module, Tensor]
+    ) -> None:
         self._weights = weights
         self._reach = reach
 
     def of(
         self, *linears: nn.Linear, activation: Activation = "none", fp32: bool = False
-    ) -> "Int8 | Int16":
+    ) -> nn.Module:
         """Round linear layers of one input, outputs side by side, whatever ``fp32`` says."""
-        if self._weights == "int16":
-            return Int16(*joined(linears), activation)
-        return Int8(*joined(linears), activation, self._reach.get(linears[0]))
+        if self._weights == "int8" and not native.has_words():
+            return Int8(*joined(linears), activation, self._reach.get(linears[0]))
+        return (Int16 if self._weights == "int16" else WideInt8)(*joined(linears), activation)
 
 
 @contextmanager
@@ -157,8 +167,6 @@ def watching(reading: Mapping[nn.Module, nn.Linear]) -> Iterator[Mapping[nn.Modu
 class Int8(nn.Module):
     """``x Wᵀ + b``, both rounded to 8 bits: weights by output, inputs by row; for inference only.
 
-    Inputs have up to 16 bits where the CPU has AVX2 alone.
-
     Args:
         weight: (out, in).
         bias: (out,), or None.
@@ -179,10 +187,6 @@ class Int8(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.activation: Activation = activation
         self.form = "torch"
-        if native.has_words():
-            self.form = "words"
-            self.words = Int16(weight, bias, activation, most=127)
-            return
         if native.has_ints() and self.in_features % 4 == 0:
             self.form = "quads"
         exact, factors = weight.detach().float(), None
@@ -211,9 +215,6 @@ class Int8(nn.Module):
 
     def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map ``inputs`` (..., in) to (..., out), in their dtype, as ``Dense`` does."""
-        if self.form == "words":
-            rounded: Tensor = self.words(inputs, residual)
-            return rounded
         if self.form == "quads":
             rows = inputs.reshape(-1, self.in_features)
             more = None if residual is None else residual.reshape(-1, self.out_features)
@@ -265,19 +266,17 @@ class Int16(nn.Module):
         weight: (out, in).
         bias: (out,), or None.
         activation: As ``Dense`` has it.
-        most: Steps of weights on either side of 0, 127 at most: then they are held in 8 bits, and
-            inputs have what that leaves. None: as many as the inputs.
+
+    Attributes:
+        weight_steps: Of weights, on either side of 0; None: as many as inputs have.
+        steps: Of inputs.
     """
 
     form = "words"
+    weight_steps: int | None = None
 
     def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: Activation = "none",
-        *,
-        most: int | None = None,
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "none"
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -289,7 +288,7 @@ class Int16(nn.Module):
         norm = torch.linalg.vector_norm
         together = norm(exact, 1, dim=1) / norm(exact, torch.inf, dim=1).clamp_min(TINY)
         spread = 1.001 * together.nan_to_num(self.in_features).max().item() + 1  # sums in fp32
-        steps = min(math.isqrt(int(LARGEST / spread)), MOST_STEPS) if most is None else most
+        steps = self.weight_steps or min(math.isqrt(int(LARGEST / spread)), MOST_STEPS)
         self.steps = min(int(LARGEST / (steps * spread + self.in_features / 2)), MOST_STEPS)
         codes, scales = _round_outputs(exact, steps)
         self.bias = None if bias is None else nn.Buffer(bias.detach().float())
@@ -315,6 +314,15 @@ class Int16(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes, as ``nn.Linear`` does."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class WideInt8(Int16):
+    """``Int16`` whose weights have 8 bits; what those leave of a sum's 32 is for inputs.
+
+    In the place of ``Int8`` where the CPU has AVX2 alone.
+    """
+
+    weight_steps = 127
 
 
 def _round_outputs(weight: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:

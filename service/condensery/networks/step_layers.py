@@ -18,7 +18,7 @@ from condensery.networks.cached_attention import attend, see
 from condensery.networks.caching import Step
 from condensery.networks.linear import Dense
 from condensery.networks.paging import Tokens
-from condensery.networks.quantised import Int8
+from condensery.networks.quantised import Int8, Int16
 
 # Of transformers, by the names of their classes: the same formulas in each.
 NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"})
@@ -165,7 +165,7 @@ class StepEncoderLayer(nn.Module):
         self.attention_norm = Norm(layer.attention.output.LayerNorm)
         self.up: nn.Module = layer.intermediate.dense
         self.activation: nn.Module = act
-        if isinstance(self.up, Dense | Int8) and getattr(act, "act", None) is F.gelu:
+        if isinstance(self.up, Dense | Int8 | Int16) and getattr(act, "act", None) is F.gelu:
             # The same weights; the layer that is replaced keeps its own activation.
             self.up = copy.copy(self.up)
             self.up.activation, self.activation = "gelu", nn.Identity()
@@ -222,6 +222,6 @@ def _visit(
 
 def _add(linear: nn.Module, inputs: Tensor, residual: Tensor) -> Tensor:
     """Return ``linear(inputs) + residual``."""
-    both = isinstance(linear, Dense | Int8)
+    both = isinstance(linear, Dense | Int8 | Int16)
     summed: Tensor = linear(inputs, residual) if both else linear(inputs) + residual
     return summed

@@ -7,7 +7,7 @@ from tiny_pair import SPECIALS, VOCABULARY, text_of, tiny_pair, tiny_shape, tiny
 from condensery.networks.oscar_bert import BertCompressor, BertTexts
 from condensery.networks.oscar_interface import CompressorNetwork, GeneratorNetwork, PairTexts
 from condensery.networks.oscar_packing import Pairing, length, pack
-from condensery.networks.quantised import Int8, can_quantise
+from condensery.networks.quantised import Int8, Int16, can_quantise
 from condensery.runtime.oscar_pair import prepare_for_inference
 
 PAIR = prepare_for_inference(copy.deepcopy(tiny_pair()))
@@ -153,8 +153,8 @@ def test_what_begins_as_a_passages_memory_points_ends_where_that_ends() -> None:
 @torch.inference_mode()
 def test_a_compressors_layers_in_8_bits_give_nearly_the_same_and_the_generator_stays() -> None:
     pair = prepare_for_inference(copy.deepcopy(tiny_pair()), compressor_weights="int8")
-    assert any(isinstance(part, Int8) for part in pair.compressor.backbone.modules())
-    assert not any(isinstance(part, Int8) for part in pair.generator.modules())
+    assert any(isinstance(part, Int8 | Int16) for part in pair.compressor.backbone.modules())
+    assert not any(isinstance(part, Int8 | Int16) for part in pair.generator.modules())
     passages = [text_of(9, seed=1), text_of(24, seed=2), text_of(3, seed=4)]
     readings = [reading for (reading,) in TEXTS.make_windows(QUESTION, passages)]
     exact, rounded = (

@@ -1,4 +1,4 @@
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,12 +13,15 @@ from condensery.networks.quantised import (
     Int4,
     Int8,
     Int16,
+    WideInt8,
     can_quantise,
+    product_of,
     quantise_linears,
 )
 
 CPU = torch.device("cpu")
 OUT, IN = 1032, 1024  # no multiple of what torch packs together
+eight_bits: Any = product_of("int8")  # what holds them on this CPU
 int8 = pytest.mark.usefixtures("fast_int8")
 int16 = pytest.mark.skipif(not can_quantise("int16", CPU), reason="no products of words")
 int4 = pytest.mark.skipif(not can_quantise("int4", CPU), reason="no AVX512")
@@ -63,10 +66,10 @@ def rounded_product(layer: nn.Linear, inputs: torch.Tensor, steps: int = 127) ->
 def test_8_bits_give_what_the_formula_gives(count: int, bias: bool) -> None:
     layer, inputs = linear(bias), rows(count)
     with torch.inference_mode():
-        product = Int8(layer.weight, layer.bias)
+        product = eight_bits(layer.weight, layer.bias)
         got = product(inputs).double().numpy()
         exact = layer(inputs).double().numpy()
-    wanted = rounded_product(layer, inputs, product.words.steps if native.has_words() else 127)
+    wanted = rounded_product(layer, inputs, getattr(product, "steps", 127))
     size = np.abs(wanted).max(1, keepdims=True)
     # A code on the edge may fall to either side in fp32: one of 127 steps of one input.
     assert (np.abs(got - wanted) / size).max() < 2e-3
@@ -78,7 +81,7 @@ def test_8_bits_give_what_the_formula_gives(count: int, bias: bool) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_8_bits_of_a_row_do_not_hang_on_what_stands_beside_it(dtype: torch.dtype) -> None:
     layer = linear(dtype=dtype)
-    product, inputs = Int8(layer.weight, layer.bias), rows(40, dtype)
+    product, inputs = eight_bits(layer.weight, layer.bias), rows(40, dtype)
     with torch.inference_mode():
         whole = product(inputs)
         assert whole.dtype == dtype
@@ -92,7 +95,7 @@ def test_8_bits_of_a_row_do_not_hang_on_what_stands_beside_it(dtype: torch.dtype
 @pytest.mark.parametrize("count", [1, 12, 13, 30])
 def test_8_bits_are_followed_by_a_sum_or_by_gelu(dtype: torch.dtype, count: int) -> None:
     layer = linear(dtype=dtype)
-    product, inputs = Int8(layer.weight, layer.bias), rows(count, dtype)
+    product, inputs = eight_bits(layer.weight, layer.bias), rows(count, dtype)
     more = torch.randn(count, OUT).to(dtype)
     half = dtype == torch.bfloat16
     rounding = {"atol": 1e-3 if half else 1e-5, "rtol": 2**-6 if half else 1e-5}
@@ -102,7 +105,7 @@ def test_8_bits_are_followed_by_a_sum_or_by_gelu(dtype: torch.dtype, count: int)
         assert (
             (got - plain - more.float()).abs() <= 2**-7 * (plain.abs() + more.abs()) + 1e-4
         ).all()
-        bent = Int8(layer.weight, layer.bias, "gelu")(inputs)
+        bent = eight_bits(layer.weight, layer.bias, "gelu")(inputs)
         assert bent.dtype == dtype
         torch.testing.assert_close(bent.float(), nn.functional.gelu(plain), **rounding)
 
@@ -114,8 +117,8 @@ def test_8_bits_of_any_shape(outputs: int, inputs: int) -> None:
     layer = nn.Linear(inputs, outputs)
     some = torch.randn(14, inputs)
     with torch.inference_mode():
-        got, wanted = Int8(layer.weight, layer.bias)(some), layer(some)
-        assert Int8(layer.weight, None)(some).shape == wanted.shape
+        got, wanted = eight_bits(layer.weight, layer.bias)(some), layer(some)
+        assert eight_bits(layer.weight, None)(some).shape == wanted.shape
     torch.testing.assert_close(got, wanted, atol=0.05, rtol=0.05)
 
 
@@ -126,7 +129,7 @@ def test_8_bits_by_several_threads_are_those_of_one(
 ) -> None:
     monkeypatch.setattr(native, "WORTH_THREADS", 0)
     layer, inputs = linear(), rows(count)
-    product = Int8(layer.weight, layer.bias)
+    product = eight_bits(layer.weight, layer.bias)
     with torch.inference_mode():
         alone = product(inputs)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
@@ -138,7 +141,7 @@ def test_a_row_of_nan_fails_alone_and_one_of_zeros_is_the_bias() -> None:
     layer, inputs = linear(), rows(4)
     inputs[1], inputs[2], inputs[3] = torch.nan, torch.inf, 0
     with torch.inference_mode():
-        got = Int8(layer.weight, layer.bias)(inputs)
+        got = eight_bits(layer.weight, layer.bias)(inputs)
     assert got[0].isfinite().all()
     assert not got[1].isfinite().any()
     assert not got[2].isfinite().any()
@@ -166,26 +169,26 @@ def test_16_bits_lose_less_than_bf16_does(inputs: int) -> None:
 
 
 @int16
-@pytest.mark.parametrize("most", [127, None])
+@pytest.mark.parametrize("kind", [Int16, WideInt8])
 @pytest.mark.parametrize("inputs", [100, 384, 1536])
 def test_there_are_as_many_steps_as_sums_of_32_bits_have_room_for(
-    inputs: int, most: int | None
+    inputs: int, kind: type[Int16]
 ) -> None:
     torch.manual_seed(inputs)
     weight = torch.randn(64, inputs)
-    product = Int16(weight, None, most=most)
+    product = kind(weight, None)
     codes = product.packed.transpose(1, 2).reshape(64, -1).long()
     largest = codes.abs().sum(1).max().item() * product.steps
     assert largest < 2**31
     assert product.steps == 2**15 - 1 or largest > 0.97 * 2**31
-    assert codes.abs().max() == (most or pytest.approx(product.steps, rel=0.01))
+    assert codes.abs().max() == (product.weight_steps or pytest.approx(product.steps, rel=0.01))
 
 
 @int16
-@pytest.mark.parametrize("kind", [Int16, Int8])
+@pytest.mark.parametrize("kind", [Int16, WideInt8])
 @pytest.mark.parametrize("inputs", [1, 7, 384, 8960])
 def test_sums_overflow_nothing_where_all_numbers_are_the_largest(
-    kind: type[Int16] | type[Int8], inputs: int
+    kind: type[Int16], inputs: int
 ) -> None:
     signs = torch.tensor([[1.0], [-1.0]])
     layer = nn.Linear(inputs, 3, bias=False)
@@ -241,7 +244,9 @@ def test_4_bits_round_each_group_to_16_steps_between_its_bounds() -> None:
     assert ((groups - wanted).abs().amax(2) <= 0.6 * step + 1e-4).all(), "bf16 scales and middles"
 
 
-@pytest.mark.parametrize(("weights", "kind"), [("int16", Int16), ("int8", Int8), ("int4", Int4)])
+@pytest.mark.parametrize(
+    ("weights", "kind"), [("int16", Int16), ("int8", eight_bits), ("int4", Int4)]
+)
 def test_large_layers_are_replaced_and_others_stay(
     weights: Literal["int16", "int8", "int4"], kind: type[nn.Module]
 ) -> None:

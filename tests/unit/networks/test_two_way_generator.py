@@ -14,7 +14,8 @@ from condensery.networks.decoding import Decoder
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import Placing, TwoWayGenerator
 from condensery.networks.oscar_interface import PromptPart
-from condensery.networks.quantised import Weights, can_quantise
+from condensery.networks.quantised import Weights, can_quantise, product_of
+from condensery.networks.step_layers import StepEncoderLayer
 from condensery.networks.stepping import Stepper
 from condensery.runtime.oscar_pair import prepare_for_inference
 
@@ -253,3 +254,20 @@ def test_it_runs_with_fewer_bits_a_weight(weights: Weights) -> None:
 
 def test_its_words_are_the_vocabulary_of_all() -> None:
     assert generator().logits(torch.randn(2, 32)).shape == (2, len(VOCABULARY))
+
+
+@pytest.mark.parametrize("weights", ["float", "int8"])
+def test_steps_of_rounded_layers_have_their_gelu(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The activation goes into the product before it, whichever product this CPU has."""
+    if not can_quantise(weights, torch.device("cpu")):
+        pytest.skip("not on this CPU")
+    monkeypatch.setattr("condensery.networks.quantised.SMALLEST", 1)
+    network = prepare_for_inference(tiny_pair(seed=2, two_way=True), weights).generator
+    kinds = {type(part) for part in network.modules()}
+    assert (weights == "int8") == (product_of("int8") in kinds)
+    stepper = Stepper(network)  # which refuses a network that says something else at once
+    ups = [part.up for part in network.modules() if isinstance(part, StepEncoderLayer)]
+    assert [up.activation for up in ups] == len(ups) * ["gelu"]
+    assert stepper.embed([QUESTION]).shape == (len(QUESTION), 32)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from condensery.errors import CorruptModel
 from condensery.networks import backbone, quantised
-from condensery.networks.quantised import Int4, Int8, Weights, can_quantise
+from condensery.networks.quantised import Int4, Int8, Int16, Weights, can_quantise
 from condensery.runtime.oscar_pair import open_pair, pair_info
 from condensery.store import weights
 from condensery.store.importing import import_model
@@ -86,7 +86,7 @@ def test_only_the_generators_weights_are_rounded(
     )
     assert isinstance(exact.compressor, torch.nn.Module)
     assert isinstance(rounded.compressor, torch.nn.Module)
-    assert not any(isinstance(part, Int8 | Int4) for part in rounded.compressor.modules())
+    assert not any(isinstance(part, Int16 | Int8 | Int4) for part in rounded.compressor.modules())
     mine, theirs = exact.compressor.state_dict(), rounded.compressor.state_dict()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -22,7 +22,7 @@ from condensery.methods.distil.asked import (
 )
 from condensery.methods.distil.teacher import Teacher, TeacherAnswer
 from condensery.methods.trainer.questions import Rules, read_questions
-from condensery.networks.quantised import Int8
+from condensery.networks.quantised import product_of
 
 PASSAGE = "To keep the old mill, give `--mill` or set mill_size to 64."
 PASSAGES = [PASSAGE, "The bread market by the river was named in 1912."]
@@ -160,8 +160,8 @@ def test_a_teachers_larger_matrices_are_rounded_on_a_cpu(tmp_path: Path) -> None
     exact = Teacher.open(path, device=cpu, dtype=torch.float32, max_tokens=4)
     rounded = Teacher.open(path, device=cpu, dtype=torch.float32, max_tokens=4, weights="int8")
     kinds = {type(part) for part in rounded._model.modules()}
-    assert Int8 in kinds
-    assert Int8 not in {type(part) for part in exact._model.modules()}
+    assert product_of("int8") in kinds
+    assert product_of("int8") not in {type(part) for part in exact._model.modules()}
     asked = [("Who?", [PASSAGE])]
     assert rounded.answer(asked)[0].tokens == exact.answer(asked)[0].tokens
     with pytest.raises(InputError, match="weights=int8"):
