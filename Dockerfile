@@ -9,7 +9,7 @@ COPY service service
 COPY model_store model_store
 # A compiler, for the kernels that a CPU has of ours; it stays in this stage.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
-    && python service/condensery/networks/native.py
+    && python service/condensery/networks/native_build.py
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON_VERSION}-slim

@@ -39,7 +39,7 @@ help: ## List the chores
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
 
 install: $(VENV)/.installed ## Make .venv with all that serving, testing and making models needs
-	@$(BIN)/python service/condensery/networks/native.py | sed '/ is there$$/d; s/^/install: /'
+	@$(BIN)/python service/condensery/networks/native_build.py | sed '/ is there$$/d; s/^/install: /'
 
 $(VENV)/.installed: pyproject.toml $(LOCK)
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 found: make PYTHON=/path/to/python3.11 ..."; exit 1; }

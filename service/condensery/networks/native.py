@@ -1,82 +1,26 @@
-"""Kernels of our own (``native.c``): built where there is a compiler, else torch does it.
-
-    python service/condensery/networks/native.py
-
-builds them, beside the source; ``make install`` and the image do so. The library's name holds a
-hash of the source and the flags, so that what was built of another version is never loaded.
-"""
+"""Kernels of our own (``native.c``), where they were built (``native_build``)."""
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the build itself needs neither torch nor numpy
-    import torch
-    from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
+from condensery.networks import native_build
+
+if TYPE_CHECKING:
     from condensery.networks.caching import CachePositions
 
-SOURCE = Path(__file__).with_name("native.c")
-# Nothing of -ffast-math: a NaN must come out of NaN.
-FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
-COMPILERS = ("cc", "gcc", "clang")
 # As in the source: of a head, for single rows; keys and numbers, or outputs by AVX512, side by
 # side; rows at a time; outputs side by side by AVX2.
 MOST_SIZE, SPAN, TILE, PANEL = 512, 32, 6, 16
 NARROW, PAIRS, FLOATS = range(3)  # kinds of products, as there
 WORTH_THREADS = 1 << 18  # products of numbers; of fewer, waking a thread takes as long
 FEW_THREADS = 2  # of torch, up to which one thread of ours is done sooner
-
-
-def library() -> Path:
-    """Return where the kernels are, once they are built."""
-    machine = f"{sys.platform} {platform.machine()} {' '.join(FLAGS)}"
-    digest = hashlib.sha256(SOURCE.read_bytes() + machine.encode()).hexdigest()
-    return SOURCE.with_name(f"native-{digest[:12]}.so")
-
-
-def build() -> str:
-    """Build the kernels if they are not there; returns what became of it, one line."""
-    target = library()
-    if _loads(target):
-        return f"{target.name} is there"
-    compiler = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
-        return "no C compiler: a CPU does without kernels of ours, slower"
-    try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as folder:
-            made = Path(folder, target.name)
-            command = [*compiler.split(), *FLAGS, "-shared", "-fPIC", "-o", str(made), str(SOURCE)]
-            for more in ([], ["-DONE_KIND"]):  # gcc before 12 knows no levels of x86-64
-                done = subprocess.run(
-                    [*command, *more, "-lm"], capture_output=True, text=True, check=False
-                )
-                if not done.returncode:
-                    break
-            if done.returncode:
-                return f"{compiler} failed, so no kernels were built: {done.stderr.strip()[:500]}"
-            for old in target.parent.glob("native-*.so"):
-                old.unlink()
-            made.replace(target)
-    except OSError as error:
-        return f"no kernels were built: {error}"
-    return f"{target.name} was built by {compiler}"
-
-
-def _loads(path: Path) -> bool:
-    try:
-        ctypes.CDLL(str(path))
-    except OSError:
-        return False
-    return True
 
 
 class Kernels:
@@ -135,7 +79,7 @@ class Kernels:
         self.has_dots, self.has_panels, self.has_floats, self.has_ints = (
             bool(function()) for function in told
         )
-        import torch  # noqa: F401  # which makes it known to all
+        # torch, once imported, makes it known to all.
 
         try:
             of_torch = ctypes.CDLL(None).GOMP_parallel
@@ -148,7 +92,7 @@ class Kernels:
 @cache
 def kernels() -> Kernels | None:
     """Return the kernels; None where they were not built, or are for another machine."""
-    path = library()
+    path = native_build.library()
     if not path.exists():
         return None
     try:
@@ -157,10 +101,8 @@ def kernels() -> Kernels | None:
         return None
 
 
-def takes(rows: "Tensor") -> bool:
+def takes(rows: Tensor) -> bool:
     """Tell whether the kernels are there and take such rows."""
-    import torch
-
     known = rows.dtype in (torch.float32, torch.bfloat16)
     return known and rows.device.type == "cpu" and kernels() is not None
 
@@ -171,14 +113,12 @@ def _in_parallel() -> Kernels | None:
     return None if loaded is None or loaded.parallel is None else loaded
 
 
-def has_panels(dtype: "torch.dtype") -> bool:
+def has_panels(dtype: torch.dtype) -> bool:
     """Tell whether ``multiply`` is there, and the fastest that this CPU has in a dtype.
 
     Args:
         dtype: fp32 or bf16, of the inputs.
     """
-    import torch
-
     loaded = _in_parallel()
     if loaded is None:
         return False
@@ -195,13 +135,11 @@ def has_words() -> bool:
 
 def has_ints() -> bool:
     """Tell whether ``multiply_codes`` is there, and the fastest that this CPU has."""
-    import torch
-
     loaded = _in_parallel()
     return loaded is not None and loaded.has_ints and not torch.cpu._is_amx_tile_supported()
 
 
-def pack_panels(weight: "Tensor", side: int | None = None) -> "Tensor":
+def pack_panels(weight: Tensor, side: int | None = None) -> Tensor:
     """Return a weight, (out, in), as ``multiply`` reads it, filled up with 0.
 
     Args:
@@ -209,9 +147,6 @@ def pack_panels(weight: "Tensor", side: int | None = None) -> "Tensor":
             (out / 32, in / 2, 32, 2).
         side: Of fp32: 32 outputs for AVX512, 16 for AVX2; None: what this CPU has.
     """
-    import torch
-    from torch.nn import functional as F
-
     half = weight.dtype == torch.bfloat16
     (outputs, inputs), loaded = weight.shape, kernels()
     if side is None:
@@ -224,14 +159,14 @@ def pack_panels(weight: "Tensor", side: int | None = None) -> "Tensor":
 
 
 def multiply(
-    inputs: "Tensor",
-    panels: "Tensor",
-    bias: "Tensor | None",
+    inputs: Tensor,
+    panels: Tensor,
+    bias: Tensor | None,
     outputs: int,
     *,
     gelu: bool = False,
-    residual: "Tensor | None" = None,
-) -> "Tensor":
+    residual: Tensor | None = None,
+) -> Tensor:
     """Return ``gelu(inputs weightᵀ + bias)``, or ``inputs weightᵀ + bias + residual``.
 
     As many threads compute it as torch's own; a row's numbers don't hang on what other rows there
@@ -245,8 +180,6 @@ def multiply(
         gelu: Whether the exact one (erf) follows; then there is no residual.
         residual: (..., outputs), as the inputs.
     """
-    import torch
-
     width = inputs.shape[-1]
     half = inputs.dtype == torch.bfloat16
     assert half or inputs.dtype == torch.float32
@@ -281,7 +214,7 @@ def multiply(
     return output
 
 
-def pack_words(codes: "Tensor") -> "Tensor":
+def pack_words(codes: Tensor) -> Tensor:
     """Return a weight's signed codes, (out, in), as ``multiply_words`` reads them.
 
     Args:
@@ -290,24 +223,22 @@ def pack_words(codes: "Tensor") -> "Tensor":
     Returns:
         (out / 16, in / 2, 16, 2), filled up with 0.
     """
-    from torch.nn import functional as F
-
     outputs, inputs = codes.shape
     filled = F.pad(codes, (0, inputs % 2, 0, -outputs % PANEL))
     return filled.view(-1, PANEL, (inputs + 1) // 2, 2).transpose(1, 2).contiguous()
 
 
 def multiply_words(
-    inputs: "Tensor",
-    words: "Tensor",
-    scales: "Tensor",
-    bias: "Tensor | None",
+    inputs: Tensor,
+    words: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
     outputs: int,
     *,
     steps: int,
     gelu: bool = False,
-    residual: "Tensor | None" = None,
-) -> "Tensor":
+    residual: Tensor | None = None,
+) -> Tensor:
     """Do what ``multiply`` does, both rounded: inputs by row, weights by output.
 
     A row that holds a NaN or an infinity gets NaN.
@@ -323,8 +254,6 @@ def multiply_words(
         gelu: As there.
         residual: (..., outputs), fp32.
     """
-    import torch
-
     width = inputs.shape[-1]
     assert inputs.dtype == torch.float32
     assert inputs.device.type == "cpu"
@@ -357,7 +286,7 @@ def multiply_words(
     return output
 
 
-def pack_quads(codes: "Tensor") -> "Tensor":
+def pack_quads(codes: Tensor) -> Tensor:
     """Return a weight's signed codes of 8 bits, (out, in), as ``multiply_codes`` reads them.
 
     Args:
@@ -366,25 +295,23 @@ def pack_quads(codes: "Tensor") -> "Tensor":
     Returns:
         (out / 32, in / 4, 32, 4), filled up with 0.
     """
-    from torch.nn import functional as F
-
     outputs, inputs = codes.shape
     filled = F.pad(codes, (0, 0, 0, -outputs % SPAN))
     return filled.view(-1, SPAN, inputs // 4, 4).transpose(1, 2).contiguous()
 
 
 def multiply_codes(
-    rows: "Tensor",
-    quads: "Tensor",
-    scales: "Tensor",
-    zeros: "Tensor",
-    bias: "Tensor | None",
+    rows: Tensor,
+    quads: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bias: Tensor | None,
     outputs: int,
     *,
-    factors: "Tensor | None" = None,
+    factors: Tensor | None = None,
     gelu: bool = False,
-    residual: "Tensor | None" = None,
-) -> "Tensor":
+    residual: Tensor | None = None,
+) -> Tensor:
     """Do what ``multiply`` does, both rounded to 8 bits: inputs by row, weights by output.
 
     A row that holds a NaN or an infinity gets NaN.
@@ -403,8 +330,6 @@ def multiply_codes(
     Returns:
         (rows, outputs), in the inputs' dtype.
     """
-    import torch
-
     count, width = rows.shape
     assert rows.dtype in (torch.float32, torch.bfloat16)
     assert rows.device.type == "cpu"
@@ -416,6 +341,8 @@ def multiply_codes(
     assert len(scales) == len(zeros) == len(quads) * SPAN
     assert scales.dtype == torch.float32
     assert zeros.dtype == torch.int32
+    assert scales.is_contiguous()
+    assert zeros.is_contiguous()
     assert bias is None or (bias.dtype == torch.float32 and len(bias) == outputs)
     assert bias is None or bias.is_contiguous()
     rows = rows.contiguous()
@@ -442,15 +369,13 @@ def multiply_codes(
     return output
 
 
-def can_attend(query: "Tensor") -> bool:
+def can_attend(query: Tensor) -> bool:
     """Tell whether the kernel takes such rows, (rows, heads, size)."""
     return takes(query) and query.shape[2] <= MOST_SIZE
 
 
-def can_attend_packed(query: "Tensor", key: "Tensor", value: "Tensor") -> bool:
+def can_attend_packed(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Tell whether ``attend_packed`` takes these."""
-    import torch
-
     loaded, (_, heads, size) = kernels(), query.shape
     shared = key.shape[1]
     if loaded is None:
@@ -475,15 +400,15 @@ def can_attend_packed(query: "Tensor", key: "Tensor", value: "Tensor") -> bool:
 
 
 def attend_packed(
-    query: "Tensor",
-    key: "Tensor",
-    value: "Tensor",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     ends: "CachePositions",
     *,
     scale: float,
     causal: bool,
     before: int = 0,
-) -> "Tensor":
+) -> Tensor:
     """Attend within sequences that lie end to end; returns (rows, heads, size), 0 at filler.
 
     Args:
@@ -495,9 +420,6 @@ def attend_packed(
         causal: Whether a row sees none behind it.
         before: Of one sequence alone: so many of its keys are before its first query.
     """
-    import numpy as np
-    import torch
-
     rows, heads, size = query.shape
     assert len(key) == len(value) == before + rows
     assert not before or len(ends) == 1
@@ -529,7 +451,7 @@ def attend_packed(
     return output
 
 
-def rms_norm(hidden: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return ``hidden / sqrt(mean(hidden²) + eps) · weight``.
 
     Args:
@@ -537,13 +459,13 @@ def rms_norm(hidden: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
         weight: (width,), in the same dtype.
         eps: Added to the mean.
     """
-    import torch
-
     hidden = hidden.contiguous()
     output, width = torch.empty_like(hidden), hidden.shape[-1]
     loaded = kernels()
     assert loaded is not None
     assert weight.dtype == hidden.dtype
+    assert weight.shape == (width,)
+    assert weight.is_contiguous()
     loaded.rms_norm(
         *(hidden.dtype == torch.bfloat16, hidden.data_ptr(), weight.data_ptr()),
         *(output.data_ptr(), hidden.numel() // width, width, eps),
@@ -552,14 +474,14 @@ def rms_norm(hidden: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
 
 
 def rotate(
-    query: "Tensor",
-    key: "Tensor",
-    value: "Tensor",
-    cosine: "Tensor",
-    sine: "Tensor",
-    keys: "Tensor",
-    values: "Tensor",
-    places: "Tensor",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    places: Tensor,
 ) -> None:
     """Turn queries and keys by their positions, in place; put keys and values in a cache.
 
@@ -576,8 +498,6 @@ def rotate(
         values: As ``keys``.
         places: Where each row belongs, (rows,), int64.
     """
-    import torch
-
     parts = (query, key, value, cosine, sine, keys, values)
     assert all(part.dtype == query.dtype and part.is_contiguous() for part in parts)
     rows, heads, size = query.shape
@@ -595,8 +515,7 @@ def rotate(
     )
 
 
-def _factors_at(factors: "Tensor | None", width: int) -> int | None:
-    import torch
+def _factors_at(factors: Tensor | None, width: int) -> int | None:
 
     if factors is None:
         return None
@@ -606,7 +525,7 @@ def _factors_at(factors: "Tensor | None", width: int) -> int | None:
     return factors.data_ptr()
 
 
-def round_rows(rows: "Tensor", factors: "Tensor | None" = None) -> tuple["Tensor", "Tensor"]:
+def round_rows(rows: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Round each row to 8 bits.
 
     Args:
@@ -617,8 +536,6 @@ def round_rows(rows: "Tensor", factors: "Tensor | None" = None) -> tuple["Tensor
         Codes of 1 to 255, 128 for 0, (rows, width), and the size of each row's largest, fp32,
         (rows, 1): NaN for a row that holds a NaN or an infinity.
     """
-    import torch
-
     count, width = rows.shape
     rows = rows.contiguous()
     codes = torch.empty(rows.shape, dtype=torch.uint8)
@@ -633,9 +550,7 @@ def round_rows(rows: "Tensor", factors: "Tensor | None" = None) -> tuple["Tensor
     return codes, sizes
 
 
-def scale_rows(
-    product: "Tensor", sizes: "Tensor", bias: "Tensor | None", dtype: "torch.dtype"
-) -> "Tensor":
+def scale_rows(product: Tensor, sizes: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return ``product * sizes + bias`` in a dtype.
 
     Args:
@@ -644,8 +559,8 @@ def scale_rows(
         bias: fp32, (width,), or None.
         dtype: fp32 or bf16.
     """
-    import torch
-
+    for part in (product, sizes, bias):
+        assert part is None or (part.dtype == torch.float32 and part.is_contiguous())
     output = torch.empty(product.shape, dtype=dtype)
     loaded = kernels()
     assert loaded is not None
@@ -657,13 +572,13 @@ def scale_rows(
 
 
 def attend(
-    query: "Tensor",
-    keys: "Tensor",
-    values: "Tensor",
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
     places: "CachePositions",
     ends: "CachePositions",
     scale: float,
-) -> "Tensor":
+) -> Tensor:
     """Attend from each row to keys of its own; returns (rows, heads, size).
 
     Args:
@@ -675,23 +590,20 @@ def attend(
         ends: Where in ``places`` each row's begin, and the end, (rows + 1,).
         scale: Of the scores.
     """
-    import numpy as np
-    import torch
-
     rows, heads, size = query.shape
     query, output = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
     room = np.empty(heads * int(np.diff(ends).max()) + 2 * heads * size, dtype=np.float32)
     loaded = kernels()
     assert loaded is not None
-    assert keys.is_contiguous()
-    assert values.is_contiguous()
+    for part in (keys, values):
+        assert part.dtype == query.dtype
+        assert part.is_contiguous()
+    for numbers in (places, ends):
+        assert numbers.dtype == np.int64
+        assert numbers.flags.c_contiguous
     loaded.attend(
         *(query.dtype == torch.bfloat16, query.data_ptr(), keys.data_ptr(), values.data_ptr()),
         *(output.data_ptr(), places.ctypes.data, ends.ctypes.data, rows, heads, keys.shape[1]),
         *(size, scale, room.ctypes.data),
     )
     return output
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"{build()}\n")

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from condensery.networks import native
+from condensery.networks import native, native_build
 
 built = pytest.mark.skipif(native.kernels() is None, reason="no compiler when it was installed")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -446,9 +446,9 @@ def test_rows_are_rounded_and_scaled_by_their_largest() -> None:
 
 
 def copied(tmp_path: Path) -> Path:
-    for suffix in (".c", ".py"):
-        shutil.copy(native.SOURCE.with_suffix(suffix), tmp_path / f"native{suffix}")
-    return tmp_path / "native.py"
+    for path in (native_build.SOURCE, Path(native_build.__file__)):
+        shutil.copy(path, tmp_path)
+    return tmp_path / "native_build.py"
 
 
 def run(script: Path, **environment: str) -> str:
@@ -490,7 +490,7 @@ def test_what_is_for_another_machine_is_passed_over(
 ) -> None:
     broken = tmp_path / "native-0.so"
     broken.write_bytes(b"\x7fELF, but of nobody's")
-    monkeypatch.setattr(native, "library", lambda: broken)
+    monkeypatch.setattr(native_build, "library", lambda: broken)
     native.kernels.cache_clear()
     try:
         assert native.kernels() is None
