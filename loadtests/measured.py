@@ -135,12 +135,14 @@ def swapping(report: dict[str, Any]) -> Iterator[Row]:
 def crashes(report: dict[str, Any]) -> Iterator[Row]:
     for part, begins in (("index", "Crashes: an index"), ("server", "Crashes: the whole server")):
         figures = report[part]
+        kills, amid = figures.get("kills", 0), figures.get("amid a write", 0)
+        # several callers write to the server: a kill is amid a write of each
+        counts = f"{kills} kills, {amid} of them amid a write"
+        if part == "server":
+            counts = f"{kills} kills, amid {amid} writes (one of each caller)"
         yield (
             begins,
-            (
-                f"{figures.get('kills', 0)} kills, {figures.get('amid a write', 0)} of them amid a "
-                f"write; {figures.get('done', 0):,} acknowledged writes"
-            ),
+            f"{counts}; {figures.get('done', 0):,} acknowledged writes",
             f"0 lost, 0 twice, 0 come back; {figures['seconds']} s",
         )
 

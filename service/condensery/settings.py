@@ -221,7 +221,7 @@ class Settings(BaseModel):
     max_requests: int = _limit(4096, ge=1, le=1_000_000)
     """Most requests inside at once; more come back later."""
     max_connections: int = _limit(4096, ge=1, le=1_000_000)
-    """Most REST connections at once; never over three in four files that the process may open."""
+    """Most REST connections at once; at most 75 % of the open-file limit."""
     max_inflight_bytes: int = _limit(64 * 2**20, ge=1024, le=2**40)
     """Most bytes of requests inside at once, at least max_body_bytes; more come back later."""
     max_queue_tokens: int = _limit(1_000_000, ge=1, le=10**12)

@@ -72,6 +72,7 @@ PAGES = {
         },
         elsewhere={
             "make serve": "CI runs make test; make serve is this server, installed",
+            "pip install -e": "make install does it",
             "condensery bench rates": "each on a page of its own, below",
         },
         words={
@@ -85,6 +86,7 @@ PAGES = {
             "curl -s localhost:8080/v1/rag/answer": ("(?i)seven",),
             "$ condensery ask": (),
             "curl -s localhost:8080/v1/compress": ('"context"', '"relevance_score"|"score"'),
+            "condensery compress": ("context: ctx_", r"applied\s+radium"),
             "from openai import": ("(?i)seven",),
         },
         elsewhere={

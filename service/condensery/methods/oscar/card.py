@@ -10,7 +10,7 @@ from typing import Any
 from condensery.methods.oscar import tables
 from condensery.methods.oscar.measured import Abstention, Passages, Report, WeightsMeasured
 from condensery.methods.oscar.reporting import wrong_at
-from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source, family
+from condensery.methods.oscar.sources import COUNTS, KEPT_OUT_OF, SHARE_ALIKE, Source, family
 from condensery.methods.trainer.reports import table
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.networks.oscar_shape import BertShape, OscarShape
@@ -24,7 +24,7 @@ PLOTS = {
 }
 WALL = "wall clock "
 TWO_WAY = ", sees a prompt from both sides"
-# What sets.load_sets keeps out, whatever the questions are.
+# What sets.load_sets keeps out, whatever the questions are, of a folder of data sets.
 KEPT_OUT = (
     "Kept out by each run: questions that SQuAD's dev set asks too or that are of its articles,",
     "passages that share ten words in a row with its paragraphs, Wikipedia passages of its titles;",
@@ -359,7 +359,7 @@ def _made(made: CardFacts) -> list[str]:
         [_counted(source) for source in made.sources],
         left=2,
     )
-    if made.sources:
+    if made.sources and KEPT_OUT_OF not in made.others:
         parts += [*KEPT_OUT, ""]
     if made.others:
         others = ", ".join(

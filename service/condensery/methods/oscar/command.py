@@ -20,6 +20,8 @@ from condensery.parsers import Parser
 
 log = logging.getLogger(__name__)
 SHAPE = [f.name for f in fields(OscarShape) if f.name not in ("copy", "fewer", "quote")]
+# Cloze questions are made from texts of --data.
+NO_CLOZE = {"cloze": 0, "cloze_share": 0.0, "cloze_only": 0}
 # What only the making of a run's beginning takes; a pack has it already.
 BUILDING_FLAGS = (
     *("base", "data", "questions", "reader", "reader_share", "language_model"),
@@ -32,7 +34,12 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(prog="condensery train oscar", description=__doc__)
     add = parser.add_argument
     add("--base", type=Path, help="encoder directory (BERT)")
-    add("--data", type=Path, help="folder of the data sets")
+    add(
+        "--data",
+        type=Path,
+        help="folder of the data sets: what is kept out and validated on, texts for cloze "
+        "questions; without it there is none of these, and --questions is needed",
+    )
     add("--questions", nargs="+", help="FILE[:SHARE] to train on, not the usual sets of --data")
     add(
         "--reader",
@@ -88,11 +95,13 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         InputError: Names the flag that is missing or too many.
     """
-    needs = [] if args.packed else ["base", "data"]
+    needs = [] if args.packed else ["base"]
+    needs += [] if args.packed or args.questions else ["data"]
     needs += [] if args.pack else ["out"]
     for name in needs:
         if getattr(args, name) is None:
-            raise InputError(f"{_flag(name)} is missing", field=name)
+            other = ", or --questions" if name == "data" else ""
+            raise InputError(f"{_flag(name)}{other} is missing", field=name)
     if args.packed:
         extra = list(given_flags(args, (*BUILDING_FLAGS, *SHAPE)))
         if extra:
@@ -135,6 +144,8 @@ def beginning(args: argparse.Namespace) -> Start:
     if args.packed:
         start = open_pack(args.packed)
         return replace(start, recipe=replace(start.recipe, **recipe), mix=replace(start.mix, **mix))
+    if args.data is None:
+        recipe = NO_CLOZE | recipe
     # Late: these need pydantic, which a machine that trains from a pack may not have.
     from condensery.methods.oscar.preparing import Origins, prepare
     from condensery.methods.oscar.sets import Source

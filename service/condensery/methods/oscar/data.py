@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Encoding, Tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.trainer.rows import read_rows
 
 Ids = NDArray[np.int32]
 UNSCORED = math.nan
@@ -138,16 +137,6 @@ class QuestionTexts:
     title: str = ""
     gold: Sequence[int] = ()
     answerable: bool = True
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSONL file.
-
-    Raises:
-        InputError: A line is not a JSON object; names the file and the line.
-    """
-    for row in read_rows(path):
-        yield row.value
 
 
 class Passages:

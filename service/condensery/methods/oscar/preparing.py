@@ -69,7 +69,7 @@ class Origins:
 
 def prepare(
     origins: Origins,
-    data: Path,
+    data: Path | None,
     shape: OscarShape,
     recipe: Recipe,
     *,
@@ -83,7 +83,7 @@ def prepare(
 
     Args:
         origins: Where the weights come from.
-        data: Folder of the data sets (``sets.load_sets``).
+        data: Folder of the data sets (``sets.load_sets``), if there is one.
         shape: The pair's dimensions.
         recipe: How to train.
         mix: What the items look like.

@@ -22,11 +22,11 @@ from condensery.methods.oscar.data import (
     QaData,
     QuestionTexts,
     TrainingSets,
-    read_jsonl,
     tokenise,
 )
+from condensery.methods.oscar.sources import KEPT_OUT_OF
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
-from condensery.methods.trainer.rows import read_lines
+from condensery.methods.trainer.rows import read_lines, read_rows
 from condensery.methods.trainer.texts import HeldOutText
 
 # Sources of wikipedia_passages that are evaluation contexts, or hold some.
@@ -34,6 +34,7 @@ EVALUATION_SOURCES = frozenset(
     {"squad_dev", "nq_gold", "qed", "clapnq", "wiki18_e5_retrieved", "hotpotqa"}
 )
 HELD_ARTICLES = 4
+NOTHING_KEPT_OUT = "nothing by a run without --data"
 CLOZE_SHARE = 0.3
 # What is trained on where nothing is named: file within the folder of data sets, and share.
 USUAL = (
@@ -134,7 +135,7 @@ def _number(text: str) -> bool:
 
 
 def load_sets(
-    folder: Path,
+    folder: Path | None,
     tokenizer: Tokenizer,
     *,
     cloze: int,
@@ -152,9 +153,10 @@ def load_sets(
     answers them, or that are asked in SQuAD's dev too; Wikipedia passages of those titles.
 
     Args:
-        folder: Holds squad_v1, wikipedia_passages, openstax, and the usual sources.
+        folder: Holds squad_v1, and the usual sources; wikipedia_passages and openstax, where cloze
+            questions are made. Without it nothing is kept out, and there is nothing to validate on.
         tokenizer: The compressor's.
-        cloze: How many cloze questions to make.
+        cloze: How many cloze questions to make; 0 without a folder.
         seed: For the choice of facts and held articles.
         sources: The questions; by default SQuAD's, QAMR's and FairytaleQA's.
         cloze_share: Share of the steps that is cloze questions; the sources share the rest.
@@ -163,14 +165,33 @@ def load_sets(
 
     Raises:
         InputError: A file can't be read, of one nothing is left, or its scores are the wrong way
-            round.
+            round; there is neither a folder nor sources, or cloze questions are asked for that
+            nothing is there to make from.
     """
-    dev = list(read_jsonl(folder / "squad_v1" / "dev.jsonl.gz"))
-    squad = list(read_jsonl(folder / "squad_v1" / "train_part.jsonl.gz"))
-    validation = _held_articles(squad, seed)
-    kept_out = KeptOut([*dev, *validation])
-    sources = sources or [Source(folder / name, share) for name, share in USUAL]
     report: dict[str, Any] = {"sources": {}}
+    dev: list[dict[str, Any]] = []
+    validation: list[dict[str, Any]] = []
+    if folder is None:
+        report[KEPT_OUT_OF] = NOTHING_KEPT_OUT
+        if not sources:
+            raise InputError("data: without it, questions must be named", field="data")
+    else:
+        dev = _squad_rows(folder / "squad_v1" / "dev.jsonl.gz")
+        validation = _held_articles(folder / "squad_v1" / "train_part.jsonl.gz", seed)
+        sources = sources or [Source(folder / name, share) for name, share in USUAL]
+    if cloze and folder is None:
+        raise InputError(
+            f"cloze={cloze}: cloze questions are made from texts of --data, which is missing",
+            field="cloze",
+            value=cloze,
+        )
+    if cloze_share and not cloze:
+        raise InputError(
+            f"cloze_share={cloze_share:g}: there are no cloze questions (cloze=0)",
+            field="cloze_share",
+            value=cloze_share,
+        )
+    kept_out = KeptOut([*dev, *validation])
     sets: list[tuple[QaData, float]] = []
     total = sum(source.share for source in sources)
     for source in sources:
@@ -184,19 +205,51 @@ def load_sets(
             "share": round(share, 6),
             **facts,
         }
-    texts, counts = _plain_texts(folder, kept_out)
-    report |= counts
+    texts: list[str] = []
+    if folder is not None and cloze:
+        texts, counts = _plain_texts(folder, kept_out)
+        report |= counts
     made = cloze_set(texts, tokenizer, cloze, random.Random(seed + 1))
+    if cloze and not made.examples:
+        raise InputError(
+            f"cloze={cloze}: of {len(texts)} texts of {folder} none holds a fact to ask for; "
+            "cloze=0, with cloze_share=0 and cloze_only=0, does without",
+            field="cloze",
+            value=cloze,
+        )
     sets.append((made, cloze_share))
-    report["cloze_examples"] = len(made.examples)
+    if cloze:
+        report["cloze_examples"] = len(made.examples)
     return TrainingSets(sets, validation, report)
 
 
-def _held_articles(squad: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
-    """Choose articles to validate on; returns their questions."""
+def _held_articles(path: Path, seed: int) -> list[dict[str, Any]]:
+    """Choose articles of a file to validate on; returns their questions."""
+    squad = _squad_rows(path)
     titles = sorted({row["title"] for row in squad if row["title"]})
+    if len(titles) < HELD_ARTICLES:
+        raise InputError(
+            f"data: {path}: rows of {len(titles)} titles, and those of {HELD_ARTICLES} are held "
+            "out to validate on",
+            field="data",
+            value=str(path),
+        )
     held = set(random.Random(seed).sample(titles, HELD_ARTICLES))
     return [row for row in squad if row["title"] in held]
+
+
+def _squad_rows(path: Path) -> list[dict[str, Any]]:
+    return list(_rows_with(path, {"question": str, "context": str, "title": str, "answers": list}))
+
+
+def _rows_with(path: Path, wanted: dict[str, type]) -> Iterator[dict[str, Any]]:
+    """Yield a file's rows, each of which must have these fields."""
+    for row in read_rows(path):
+        for name, kind in wanted.items():
+            if not isinstance(row.value.get(name), kind):
+                what = "a list" if kind is list else "a string"
+                raise InputError(f"{row.where}: {name}: must be {what}", field=name)
+        yield row.value
 
 
 def _read_source(
@@ -306,7 +359,10 @@ def _plain_texts(folder: Path, kept_out: KeptOut) -> tuple[list[str], dict[str, 
     """Read the texts that cloze questions are made from, and count those left out."""
     wikipedia = [
         row["text"]
-        for row in read_jsonl(folder / "wikipedia_passages" / "passages.jsonl.gz")
+        for row in _rows_with(
+            folder / "wikipedia_passages" / "passages.jsonl.gz",
+            {"title": str, "text": str, "source": str},
+        )
         if row["source"] not in EVALUATION_SOURCES and _title(row["title"]) not in kept_out.titles
     ]
     books = list(islice(paragraphs(folder / "openstax" / "train.txt.xz"), 30_000))
@@ -330,7 +386,7 @@ def cloze_set(texts: list[str], tokenizer: Tokenizer, count: int, rng: random.Ra
     """Make ``count`` cloze questions over random ``texts``; neighbours in order share a group."""
     examples: list[Example] = []
     passages: list[Ids] = []
-    for _ in range(3 * count):
+    for _ in range(3 * count if texts else 0):
         if len(examples) == count:
             break
         made = make_cloze(rng.choice(texts), len(passages), tokenizer, rng)

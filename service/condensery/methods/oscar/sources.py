@@ -28,6 +28,7 @@ KNOWN = {
     "cloze": ("Cloze questions made from those passages", "as theirs"),
 }
 UNKNOWN = "licence not known"
+KEPT_OUT_OF = "kept_out"  # of data.json: says what, where a run kept nothing out
 COUNTS = ("examples", "passages", "kept", "scored")
 LEFT_OUT = "left_out"
 SHARE_ALIKE = "cc-by-sa-4.0"

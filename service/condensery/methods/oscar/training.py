@@ -163,6 +163,12 @@ class PairTraining(Method[OscarPair, list[Item]]):
         self, start: Start, setup: TrainingSetup, limit: int, teacher: Path | None
     ) -> None:
         self._start, self._limit = start, limit
+        if start.recipe.cloze_only and not start.sets.sets[-1][0].examples:
+            raise InputError(
+                f"cloze_only={start.recipe.cloze_only}: there are no cloze questions (cloze=0)",
+                field="cloze_only",
+                value=start.recipe.cloze_only,
+            )
         self._tokenizer = open_tokenizer(start.directory)
         self.module, self.recipe = start.pair, start.recipe.trainer(setup.every)
         setup.place(self.module)
@@ -238,12 +244,12 @@ class PairTraining(Method[OscarPair, list[Item]]):
 
     def evaluate(self) -> Mapping[str, object] | None:
         """Answer validation questions as the service would."""
-        if not self._limit:
+        rows = self._start.sets.validation
+        if not (self._limit and rows):
             return None
         # On the CPU wherever it is trained: a device's kernels are another thing to go wrong.
         on_cpu = next(self.module.parameters()).device.type == "cpu"
         pair = self.module if on_cpu else copy.deepcopy(self.module).to("cpu")
-        rows = self._start.sets.validation
         try:
             return validate(pair, self._start.directory, rows, limit=self._limit)
         except Exception as error:  # the checkpoint is there, and figures are not worth a run

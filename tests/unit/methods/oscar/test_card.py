@@ -145,3 +145,7 @@ def test_a_ranked_set_that_training_read_a_part_of_is_called_in_domain() -> None
     assert "rankings of scifact, squad_dev_paragraphs, msmarco_dl1920_pool" in text
     # What is said to be kept out is what sets.load_sets keeps out, left out or not.
     assert "Kept out by each run: questions that SQuAD's dev set asks" in text
+    nothing = {"kept_out": "nothing by a run without --data"}
+    text = card(CardFacts(made(OscarShape().to_dict()).manifest, sources, nothing), report)
+    assert "Kept out by each run" not in text
+    assert "Also: kept out nothing by a run without --data." in text

@@ -57,7 +57,7 @@ def test_a_pack_is_made_and_its_recipe_can_be_changed(
     ("flags", "says"),
     [
         ("--data D --out O", "--base is missing"),
-        ("--base B --out O", "--data is missing"),
+        ("--base B --out O", "--data, or --questions is missing"),
         ("--base B --data D", "--out is missing"),
         ("--packed P", "--out is missing"),
         ("--packed P --out O --data D", "--data: --packed has it already"),
@@ -178,3 +178,25 @@ def test_a_set_of_which_nothing_is_left_is_named(
             seed=3,
             sources=[Source.parse(str(tmp_path / "rows.jsonl"))],
         )
+
+
+def test_a_pair_is_trained_from_rows_of_ones_own_without_a_folder_of_data_sets(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {"question": f"who keeps mill {n}?", "context": f"bread {n} is old", "answers": [str(n)]}
+        for n in range(6)
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--base", str(base_folder), "--questions", str(path), *SMALL, "--smallest", "16"]
+    flags += ["--steps", "2", "--tokens", "100", "--device", "cpu", "--threads", "1"]
+    main([*flags, "--out", str(tmp_path / "run")])
+    data = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert data["kept_out"] == "nothing by a run without --data"
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert not any("validation" in json.loads(line) for line in log.splitlines())
+    with pytest.raises(InputError, match="cloze=5: cloze questions are made from texts of --data"):
+        main([*flags, "--out", str(tmp_path / "other"), "--cloze", "5"])
+    with pytest.raises(InputError, match="cloze_only=3: there are no cloze questions"):
+        main([*flags, "--out", str(tmp_path / "other"), "--cloze-only", "3"])

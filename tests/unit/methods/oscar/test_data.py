@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_pair import tiny_tokenizer
 
-from condensery.errors import InputError
 from condensery.methods.oscar.data import (
     QaData,
     QuestionTexts,
     TrainingSets,
     crop,
     open_sets,
-    read_jsonl,
     save_sets,
     tokenise,
 )
@@ -35,20 +33,6 @@ def answer_text(data: QaData, context: str = CONTEXT) -> str:
     (example,) = data.examples
     offsets = TOKENIZER.encode(context, add_special_tokens=False).offsets
     return context[offsets[example.start][0] : offsets[example.end - 1][1]]
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"), [('{"a": ', "Expecting value"), ("[1]", "not a JSON object")]
-)
-def test_a_bad_line_is_named_with_its_file_and_number(
-    tmp_path: Path, line: str, reason: str
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f'{{"a": 1}}\n{{"a": 2}}\n{line}\n')
-    rows = read_jsonl(path)
-    assert [next(rows), next(rows)] == [{"a": 1}, {"a": 2}]
-    with pytest.raises(InputError, match=rf"rows\.jsonl, line 3: {reason}"):
-        next(rows)
 
 
 @pytest.mark.parametrize("answer", ["The Mill", "Brenn", "1912", "Mell town", "river Mell, in"])

@@ -1,10 +1,13 @@
 import gzip
 import json
+import lzma
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.methods.oscar.conftest import write_gz
 from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
@@ -140,3 +143,58 @@ def test_rows_that_only_name_their_gold_are_ranked_and_kept_apart_from_evaluatio
         "passage is held out": 2,
         "no passage left": 1,
     }
+
+
+def write_own(path: Path, count: int = 6) -> Source:
+    rows = [
+        {"question": f"who keeps mill {n}?", "context": f"bread {n} is old", "answers": [str(n)]}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Source(path, 1.0)
+
+
+def test_rows_of_ones_own_need_no_folder(tmp_path: Path) -> None:
+    own = write_own(tmp_path / "own.jsonl")
+    sets = load_sets(None, TOKENIZER, cloze=0, cloze_share=0, seed=3, sources=[own])
+    (data, share), (cloze, none) = sets.sets
+    assert (len(data.examples), share) == (6, 1)
+    assert (cloze.examples, none) == ([], 0)
+    assert sets.validation == []
+    assert sets.report["kept_out"] == "nothing by a run without --data"
+    assert "cloze_examples" not in sets.report
+
+
+def test_texts_are_read_only_where_cloze_questions_are_made(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(data_folder / "squad_v1", tmp_path / "squad_v1")
+    own = write_own(tmp_path / "own.jsonl")
+    sets = load_sets(tmp_path, TOKENIZER, cloze=0, cloze_share=0, seed=3, sources=[own])
+    assert len(sets.validation) == 24
+    assert "kept_out" not in sets.report
+    with pytest.raises(InputError, match=r"wikipedia_passages.passages\.jsonl\.gz, after line 0"):
+        load_sets(tmp_path, TOKENIZER, cloze=5, seed=3, sources=[own])
+
+
+def test_what_the_folder_lacks_is_named(data_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(data_folder, tmp_path / "data"))
+    own = write_own(tmp_path / "own.jsonl")
+
+    def refuses(says: str, where: Path | None = folder, **options: float) -> None:
+        asked: dict[str, Any] = {"cloze": 5, "seed": 3, "sources": [own]} | options
+        with pytest.raises(InputError, match=says):
+            load_sets(where, TOKENIZER, **asked)
+
+    refuses("data: without it, questions", None, cloze=0, sources=[])
+    refuses("cloze=5: cloze questions are made from texts of --data", None)
+    refuses(r"cloze_share=0\.3: there are no cloze questions", cloze=0)
+    passages, books = folder / "wikipedia_passages/passages.jsonl.gz", folder / "openstax"
+    write_gz(passages, [{"title": "A", "text": "no fact", "source": "own"}])
+    (books / "train.txt.xz").write_bytes(lzma.compress(b""))
+    refuses("cloze=5: of 1 texts of .* none holds a fact")
+    write_gz(passages, [{"title": "A", "text": "no fact"}])
+    refuses(r"passages\.jsonl\.gz, line 1: source: must be a string")
+    squad = folder / "squad_v1" / "train_part.jsonl.gz"
+    write_gz(squad, [row for row in read(squad) if row["title"] < "Article_D"])
+    refuses(r"train_part\.jsonl\.gz: rows of 3 titles, and those of 4 are held out")
