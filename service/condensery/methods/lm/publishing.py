@@ -82,7 +82,7 @@ def measure_int8(
     words = open_lm_tokenizer(folder)
     documents = [text for text, _ in read_documents(held_out)]
     stream = tokenise(documents, words.tokenizer, words.start, words.end)
-    model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True)
+    model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     model.set_attn_implementation("eager")
     for name, weight in model.named_parameters():
         if name in matrices:

@@ -48,12 +48,15 @@ def new_reader(base: Path, recipe: ReaderRecipe) -> Any:
     """
     torch.manual_seed(recipe.seed)
     try:
-        config: Any = AutoConfig.from_pretrained(base, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(
+            base, local_files_only=True, trust_remote_code=False
+        )
         if config.model_type not in FORMS:
             raise ValueError(f"a {config.model_type}, and read are {', '.join(FORMS)}")
         model: Any = AutoModelForQuestionAnswering.from_pretrained(
             base,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
             attn_implementation="eager",  # SDPA's backward pass is slow in bf16 on a CPU
