@@ -224,7 +224,12 @@ def pooled(store: Path, dtype: str = "float32") -> Any:
             super().__init__()
             path = ModelStore(None, store).open(MODEL).path
             self.encoder = AutoModel.from_pretrained(
-                path, dtype=getattr(torch, dtype), add_pooling_layer=False
+                path,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=getattr(torch, dtype),
+                add_pooling_layer=False,
             )
 
         def forward(self, ids: Any, mask: Any) -> Any:
@@ -248,7 +253,9 @@ def tokenizer(store: Path) -> Any:
     from transformers import AutoTokenizer
 
     stored = ModelStore(None, store).open(MODEL)
-    found = AutoTokenizer.from_pretrained(stored.path)
+    found = AutoTokenizer.from_pretrained(
+        stored.path, local_files_only=True, trust_remote_code=False
+    )
     found.model_max_length = stored.manifest.max_tokens
     return found
 

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from recording import Recording, tell_machine, tell_others, tell_versions
 
+from condensery.agreement import f1_score
 from condensery.atomic_files import write_atomically
 from condensery.methods.oscar import tables
 from condensery.methods.oscar.evaluating.asking import ask
@@ -53,7 +54,6 @@ from condensery.methods.ranking.rankers import PairRanker
 from condensery.methods.ranking.retrieval import titled_text
 from condensery.methods.ranking.sets import RankingSet, read_set
 from condensery.methods.trainer.reports import bootstrap, table
-from condensery.question import f1_score
 from condensery.runtime.device import prepare_process
 from condensery.runtime.oscar import OscarModel
 

@@ -1,13 +1,9 @@
 """A question to a pair, and its answer: frozen, plain, no torch.
 
 Where the passages are and how to read them (``Question``), what came of it (``Answer``, or event by
-event), what compression did, and whether two answers say the same: SQuAD's measures
-(Rajpurkar et al., 2016).
+event), and what compression did.
 """
 
-import re
-import string
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -34,10 +30,6 @@ MAX_STOP_CHARS = 256
 def says_not_found(text: str) -> bool:
     """Whether a text is the sentence by which an answer says that there is none."""
     return text.strip(' \t\r\n."').casefold() == NOT_FOUND.rstrip(".").casefold()
-
-
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,28 +593,3 @@ class Comparison:
     def cosine(self) -> float | None:
         """The cosine of their vectors: ``agreement.cosine``."""
         return self.agreement.cosine
-
-
-def normalise_answer(text: str) -> str:
-    """Lower-case, without punctuation, articles and extra blanks."""
-    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
-def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """Return 1.0 if the answer equals one of the gold answers when normalised, else 0.0."""
-    return float(any(normalise_answer(answer) == normalise_answer(gold) for gold in golds))
-
-
-def f1_score(answer: str, golds: Sequence[str]) -> float:
-    """Return the best word-overlap F1 with a gold answer, 0..1."""
-    return max(
-        _word_overlap(normalise_answer(answer).split(), normalise_answer(gold).split())
-        for gold in golds
-    )
-
-
-def _word_overlap(answer: list[str], gold: list[str]) -> float:
-    if not answer or not gold:
-        return float(answer == gold)
-    same = sum((Counter(answer) & Counter(gold)).values())
-    return 2 * same / (len(answer) + len(gold))

@@ -71,7 +71,6 @@ class Cluster:
     Attributes:
         down: Why the cluster does not answer; None while it does.
         lost: Whether it has not for so long that it is left.
-        states: Of each of our applications: replicas that are up, and what Serve says of it.
     """
 
     def __init__(
@@ -86,14 +85,13 @@ class Cluster:
         self.config = config
         self.down: str | None = None
         self.lost = False
-        self.states: dict[str, AppState] = {}
         self._settings = settings
         self._store = store
         self._max_requests = max_requests
         self._drain_seconds = drain_seconds
         self._lock = threading.Lock()
         self._deployed: dict[str, Application] = {}
-        self._unwanted: set[str] = set()  # whose deletion was not heard
+        self._unwanted: set[str] = set()  # whose deletion, or making, was not heard
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -165,34 +163,42 @@ class Cluster:
             else:
                 one = f"{name}.{secrets.token_hex(4)}" if anew else name
                 app = Application(self, one, models)
-                self._run(one, models, group, options)
+                try:
+                    self._run(one, models, group, options)
+                except SettingError:
+                    raise
+                except Exception:  # no answer came; it may have been heard all the same
+                    self._unwanted.add(one)
+                    raise
+            app.state = there.get(one) or STARTING
         with self._lock:
             self._deployed[one] = app
-            self.states[one] = there.get(one) or AppState(0, "DEPLOYING", "")
         return app
 
     def wait_ready(self, app: "Application") -> ReplicaFacts:
         """Wait until an application's replicas are up, and ask what they hold. Blocks.
 
         Raises:
-            ModelFault: They are not in time, or one says why it can't be; they are deleted.
+            ModelFault: They are not in time, or one says why it can't be; they are deleted. Of a
+                group's models, the others are told so at once.
             Unavailable: The cluster does not answer.
         """
         while not self._stop.is_set():
+            if app.failure is not None:
+                raise ModelFault(app.failure)
             with self._reporting_silence():
-                state = self._read_status().get(app.name) or AppState(0, "DEPLOYING", "")
-            with self._lock:
-                self.states[app.name] = state
+                app.state = state = self._read_status().get(app.name) or STARTING
             if state.status == "RUNNING" and state.up:
                 return app.describe()
             failed = state.status in ("DEPLOY_FAILED", "UNHEALTHY") and not state.up
             if failed or time.monotonic() > app.ready_until:
-                self.let_go(app.name)
                 late = f"not within {self.config.ready_seconds:g} s (ready_seconds)"
-                raise ModelFault(
+                app.failure = (
                     f"its replicas did not get ready{'' if failed else f' ({late})'}: "
                     f"{state.reason or state.status}"
                 )
+                self.let_go(app.name)
+                continue
             time.sleep(POLL_SECONDS)
         raise Unavailable("The server is shutting down.")
 
@@ -216,8 +222,9 @@ class Cluster:
 
     def _forget(self, name: str) -> None:
         with self._lock:
-            self.states.pop(name, None)
-            self._deployed.pop(name, None)
+            app = self._deployed.pop(name, None)
+            if app is not None:
+                app.state = GONE
 
     def _delete_unwanted(self) -> None:
         for name in list(self._unwanted):
@@ -236,7 +243,7 @@ class Cluster:
         Raises:
             Unavailable: The cluster does not answer.
         """
-        for name in self.read_states().keys() - self.states.keys():
+        for name in self.read_states().keys() - {app.name for app in self.applications()}:
             self.delete(name)
             _log.info("replicas_deleted", extra={"application": name})
 
@@ -270,14 +277,6 @@ class Cluster:
         with self._lock:
             return list(self._deployed.values())
 
-    def check(self, name: str) -> None:
-        """Raise Unavailable while an application has no replica up."""
-        state = self.states.get(name)
-        if state is not None and state.up:
-            return
-        reason = self.down or (state.reason if state is not None else "") or "none is running"
-        raise Unavailable(f"No replica is up: {reason}.", retry_after_seconds=2.0)
-
     def _look(self, on_change: Callable[[], None], on_lost: Callable[[str], None]) -> None:
         """Follow the applications; a cluster that stays silent has none up, as far as is known."""
         answered = time.monotonic()
@@ -292,12 +291,12 @@ class Cluster:
             if reason and silent < SILENT_SECONDS:
                 continue
             with self._lock:
-                before = self.down, dict(self.states)
+                before = self.down, [app.state for app in self._deployed.values()]
                 self.down = f"the Ray cluster does not answer: {reason}" if reason else None
-                for name in self.states:
-                    self.states[name] = found.get(name) or AppState(0, "GONE", "it is not there")
-                changed = before != (self.down, self.states)
-            if changed:
+                for app in self._deployed.values():
+                    app.state = found.get(app.name) or GONE
+                after = self.down, [app.state for app in self._deployed.values()]
+            if before != after:
                 if (before[0] is None) != (self.down is None):
                     _log.warning("ray_cluster", extra={"down": self.down})
                 if self.down is not None:
@@ -320,11 +319,10 @@ class Cluster:
         """
         now = time.monotonic()
         for app in self.applications():
-            state = self.states.get(app.name)
-            if state is None or state.up:
+            if app.state.up:
                 none_since.pop(app.name, None)
             elif now - none_since.setdefault(app.name, now) > NONE_UP_SECONDS:
-                app.abandon(state.reason or "none is running")
+                app.abandon(app.state.reason or "none is running")
 
     def read_states(self) -> dict[str, "AppState"]:
         """Return the state of each application of our name. Blocks. Raises Unavailable."""
@@ -431,16 +429,24 @@ class AppState:
     reason: str = field(compare=False)
 
 
+STARTING = AppState(0, "DEPLOYING", "")
+GONE = AppState(0, "GONE", "it is not there")
+
+
 class Application:
     """One group's replicas; satisfies ``remote.Replicas``.
 
     Attributes:
+        state: As it was seen last.
+        failure: Why its replicas did not get ready and were let go; None: they may yet.
         ready_until: When they are to be up, seconds of ``time.monotonic``.
     """
 
     def __init__(self, cluster: Cluster, name: str, models: Sequence[ModelId]) -> None:
         self.name = name
         self.models = tuple(models)
+        self.state = STARTING
+        self.failure: str | None = None
         self.ready_until = time.monotonic() + cluster.config.ready_seconds
         self._needed = set(models)
         self._cluster = cluster
@@ -462,7 +468,9 @@ class Application:
 
     def check(self) -> None:
         """Raise Unavailable, with the reason, while no replica is up."""
-        self._cluster.check(self.name)
+        if not self.state.up:
+            reason = self._cluster.down or self.state.reason or "none is running"
+            raise Unavailable(f"No replica is up: {reason}.", retry_after_seconds=2.0)
 
     def describe(self) -> ReplicaFacts:
         """Ask a replica what it holds. Blocks. Raises Unavailable."""
@@ -534,9 +542,9 @@ class Application:
         return [(f"{self.name} {process}", samples) for process, samples in read]
 
     def close(self, model: ModelId) -> None:
-        """Delete the application once none of its models is needed."""
+        """Delete the application once none of its models is needed, if that is not done yet."""
         self._needed.discard(model)
-        if not self._needed and not self._cluster._stop.is_set():
+        if not self._needed and self.failure is None and not self._cluster._stop.is_set():
             threading.Thread(
                 target=self._cluster.let_go, args=(self.name,), name="ray-delete", daemon=True
             ).start()

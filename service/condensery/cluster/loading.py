@@ -90,11 +90,11 @@ class ClusterLoader(ModelLoader):
         app = self.begun.pop(model, None)
         if app is None:  # loaded later, or again
             app = self.cluster.deploy([model], self.cluster.config.alone(model.name), anew=True)
-        there = self.cluster.wait_ready(app)
         remote = Remote(model, app)
         try:
+            there = self.cluster.wait_ready(app)
             if model not in there.models:
-                raise ModelFault(there.refused[model])
+                raise ModelFault(there.refused.get(model, "its replicas hold other models"))
             facts = there.models[model]
             running = remote_model(remote, stored, facts, self.threads, self.metrics)
         except CondenseryError:

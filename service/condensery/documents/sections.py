@@ -20,7 +20,7 @@ HEADED_CHARS, LEAST_CHARS = 420, 200
 PLAIN_CHARS = 20_000
 BETWEEN_HEADINGS = " > "
 MAX_ANCHOR_CHARS = 80
-MAX_HEADING_CHARS = 200
+KEPT_HEADING_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Outline:
 
     def add_heading(self, level: int, text: str) -> None:
         """Begin a section: under the last heading of a smaller level."""
-        heading = " ".join(text.split())[:MAX_HEADING_CHARS]
+        heading = " ".join(text.split())[:KEPT_HEADING_CHARS]
         self._path = [(above, name) for above, name in self._path if above < level]
         if heading:
             self._path.append((level, heading))

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 
+from condensery.agreement import exact_match, f1_score
 from condensery.errors import InputError, ModelNotFound
 from condensery.jobs.answer import collect_answer, stream_answer
 from condensery.jobs.interfaces import OscarModel
@@ -14,14 +15,7 @@ from condensery.jobs.retrieval import (
 )
 from condensery.jobs.selection import select_context, select_plain_text
 from condensery.jobs.services import Services
-from condensery.question import (
-    Agreement,
-    Answer,
-    Comparison,
-    Question,
-    exact_match,
-    f1_score,
-)
+from condensery.question import Agreement, Answer, Comparison, Question
 
 MIN_MILLISECONDS = 1e-3  # under the clock's step; so that no time is divided by 0
 

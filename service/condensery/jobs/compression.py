@@ -139,7 +139,8 @@ def _detach_outcome(
 ) -> CompressedPassage | PassageFailure:
     """Return what is held of an outcome, and nothing that it refers to.
 
-    A memory is a view of its whole batch's, and an error holds the frames that it went through.
+    A memory that is cut by a view keeps what is cut off, and an error the frames that it went
+    through.
     """
     if isinstance(outcome, PassageFailure):
         return replace(outcome, error=None)

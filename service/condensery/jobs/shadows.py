@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 
+from condensery.agreement import exact_match, f1_score
 from condensery.errors import InputError, ModelNotFound, Overloaded, Unavailable
 from condensery.jobs.answer import closing
 from condensery.jobs.grounding import AnswerWords, PassageRead
@@ -22,7 +23,7 @@ from condensery.jobs.interfaces import GeneratorPrompt, ModelRegistry, OscarMode
 from condensery.jobs.selection import LIKELY_CHARACTERS, SelectedContext
 from condensery.jobs.services import Admission, Health
 from condensery.metrics import Metrics, ShadowOutcome
-from condensery.question import Answer, Question, exact_match, f1_score, says_not_found
+from condensery.question import Answer, Question, says_not_found
 from condensery.request_context import RequestContext, serving_request
 from condensery.values import ModelInfo
 

@@ -213,12 +213,19 @@ def load_transformer(
     """
     folder = ModelFolder.of(path)
     with reading(folder.path):
-        config = AutoConfig.from_pretrained(folder.path, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False
+        )
         if has_other_parts(config) or not folder.plain:
             return open_model(folder, config, device=device, dtype=dtype)
         options = constructor_options(config)
         model, report = AutoModel.from_pretrained(
-            folder.path, config=config, **_options(dtype), **options
+            folder.path,
+            config=config,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **_options(dtype),
+            **options,
         )
     return _whole(folder.path, model, report, device)
 
@@ -236,23 +243,24 @@ def load_classifier(
     """
     folder = ModelFolder.of(path)
     with reading(folder.path):
-        config = AutoConfig.from_pretrained(folder.path, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False
+        )
         if has_other_parts(config) or not folder.plain:
             return open_model(folder, config, classifies=True, device=device, dtype=dtype)
         model, report = AutoModelForSequenceClassification.from_pretrained(
-            folder.path, config=config, **_options(dtype)
+            folder.path,
+            config=config,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **_options(dtype),
         )
     return _whole(folder.path, model, report, device)
 
 
 def _options(dtype: torch.dtype) -> dict[str, Any]:
     """Return what every model is loaded with."""
-    return {
-        "dtype": dtype,
-        "local_files_only": True,
-        "use_safetensors": True,
-        "output_loading_info": True,
-    }
+    return {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
     """Build a causal language model whose weights are still nowhere (on ``meta``)."""
     with thread_dtypes(), torch.device("meta"):
         # A copy: how attention is computed is written into it, and the halves may share one.
-        model = AutoModelForCausalLM.from_config(deepcopy(config))
+        model = AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=False)
     return cast(PreTrainedModel, model.eval())
 
 

@@ -167,7 +167,10 @@ def load_memory_model(
             adapter fits no layer, or memory rows stand in two places; named.
     """
     with reading(folder.path):
-        config = without_windows(AutoConfig.from_pretrained(folder.path, local_files_only=True))
+        read = AutoConfig.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False
+        )
+        config = without_windows(read)
         model = build_pruned(config, pruning_of(config))
         read_both_ways(model)
         _fill(model, folder, shape, torch.device(device), dtype)

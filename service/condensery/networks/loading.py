@@ -112,9 +112,13 @@ def build_pruned(
     """
     with thread_dtypes(), torch.device("meta"):
         model: PreTrainedModel = (
-            AutoModelForSequenceClassification.from_config(deepcopy(config))
+            AutoModelForSequenceClassification.from_config(
+                deepcopy(config), trust_remote_code=False
+            )
             if classifies
-            else AutoModel.from_config(deepcopy(config), **constructor_options(config))
+            else AutoModel.from_config(
+                deepcopy(config), trust_remote_code=False, **constructor_options(config)
+            )
         )
     if pruning is not None and not pruning.dense:
         prune(model, pruning)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertConfig
@@ -39,6 +39,7 @@ from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.quantised import EncoderWeights, Weights, quantise_linears
 from condensery.networks.stepping import StepperNetwork
+from condensery.networks.weight_files import ModelFolder, read_weights
 from condensery.question import AnswerCost, CompressedPassage
 from condensery.request_context import current_request
 from condensery.runtime.generator import (
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from condensery.store.manifest import Defaults, StoredModel
 
 
+WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"  # how their name in a BERT's files ends
 # What a file that is not a pair's makes the libraries raise.
 LOAD_ERRORS = (
     OSError,
@@ -252,19 +254,18 @@ def _token_decoder(texts: PairTexts) -> Callable[[int], str]:
     return lambda token: texts.decode([*before, token])[skipped:]
 
 
-def word_embeddings(base: Path) -> Tensor:
+def word_embeddings(base: Path | ModelFolder) -> Tensor:
     """Read a BERT encoder's word embeddings, (vocabulary, hidden).
 
+    Args:
+        base: Its directory; a stored one's as its manifest has it (``store.weights.open_folder``).
+
     Raises:
-        CorruptModel: There is no such tensor in the directory's weights.
+        CorruptModel: There is no such tensor in its weights, or they can't be read.
     """
-    for file in sorted(base.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (safe_open has no iterator)
-                if name.endswith("embeddings.word_embeddings.weight"):
-                    embeddings: Tensor = weights.get_tensor(name)
-                    return embeddings
-    raise CorruptModel(f"{base.parent.name}: no word embeddings in its weights")
+    for _, tensor in read_weights(base, lambda name: name.endswith(WORD_EMBEDDINGS)):
+        return tensor
+    raise CorruptModel(f"{ModelFolder.of(base).name}: no word embeddings in its weights")
 
 
 def load_bert_pair(
@@ -285,12 +286,13 @@ def load_bert_pair(
         CorruptModel: The files don't make a pair.
     """
     # Late: the store needs pydantic, absent where only forward passes run.
-    from condensery.store.weights import load_state
+    from condensery.store.weights import load_state, open_folder
 
     try:
         shape = OscarShape.from_dict(stored.manifest.shape)
         config = BertConfig.from_json_file(stored.path / "config.json")
-        pair = OscarPair.of_state(config, shape, word_embeddings(base.path), load_state(stored))
+        words = word_embeddings(open_folder(base))
+        pair = OscarPair.of_state(config, shape, words, load_state(stored))
     except LOAD_ERRORS as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
     pair.generator.to(device=device, dtype=dtype)

@@ -34,6 +34,8 @@ EXECUTABLE = frozenset(
 # The fingerprint covers every file but prose and what was measured: a mended card, or a longer
 # report, must not orphan an index.
 PROSE = (".md", ".rst")
+# A name alone makes no prose: a LICENSE.safetensors would be read as weights, a LICENSE.py run.
+TERMS = re.compile(r"(licen[cs]e|notice)[^.]*(\.txt)?", re.IGNORECASE)
 CARD = "card.md"
 REPORT = "report.json"
 PLOT = re.compile(r"plots/([a-z0-9_-]{1,64})\.png")
@@ -62,7 +64,7 @@ def path_problem(path: str) -> str | None:
 def is_prose(path: str) -> bool:
     """Tell whether ``path`` is for people only, so that it can't change a number."""
     name = PurePosixPath(path).name
-    return name.lower().endswith(PROSE) or name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))
+    return name.lower().endswith(PROSE) or TERMS.fullmatch(name) is not None
 
 
 def plot_name(path: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 from tests.unit.questions import make_question
 
+from condensery.agreement import f1_score
 from condensery.errors import ModelFault, Overloaded, Unavailable
 from condensery.jobs.answer import answer, answer_whole
 from condensery.jobs.comparison import compare_answers
@@ -17,7 +18,7 @@ from condensery.jobs.services import Services
 from condensery.jobs.shadows import MOST_WAITING, Shadows, measure_agreement
 from condensery.logs import EventFormatter
 from condensery.metrics import ShadowOutcome
-from condensery.question import NOT_FOUND, Answer, f1_score
+from condensery.question import NOT_FOUND, Answer
 from condensery.request_context import RequestContext, current_request, serving_request
 from condensery.values import Document
 

@@ -1,4 +1,5 @@
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from transformers import MPNetConfig, MPNetModel, PreTrainedModel
 
 from condensery.errors import CorruptModel
 from condensery.networks import native
-from condensery.networks.backbone import load_backbone, run_packed
+from condensery.networks.backbone import load_backbone, load_classifier, run_packed
 from condensery.networks.bert import FusedLayer
 from condensery.networks.linear import Dense
 from condensery.networks.quantised import Int8, Int16, can_quantise, product_of, watching
@@ -105,6 +106,25 @@ def test_a_missing_file_is_a_corrupt_model(
     (tmp_path / name).unlink()
     with pytest.raises(CorruptModel, match=tmp_path.name):
         load_backbone(tmp_path)
+
+
+def test_no_code_of_a_model_runs_though_its_user_says_yes(
+    bert: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bert.save_pretrained(tmp_path)
+    own = {
+        "AutoConfig": "own.C",
+        "AutoModel": "own.M",
+        "AutoModelForSequenceClassification": "own.M",
+    }
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = config | {"model_type": "its-own", "auto_map": own}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    (tmp_path / "own.py").write_text("raise SystemExit('code of the model has run')\n")
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    for load in (load_backbone, load_classifier):
+        with pytest.raises(CorruptModel, match="trust_remote_code"):
+            load(tmp_path)
 
 
 def test_half_a_weights_file_is_a_corrupt_model(bert: PreTrainedModel, tmp_path: Path) -> None:

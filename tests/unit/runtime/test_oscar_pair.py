@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_pair
 import torch
+from safetensors.torch import save_file
 from tiny_published import Cocom, write_base
 from torch import Tensor
 
 from condensery.errors import CorruptModel
 from condensery.networks import backbone, quantised
 from condensery.networks.quantised import Int4, Int8, Int16, Weights, can_quantise
-from condensery.runtime.oscar_pair import open_pair, pair_info
+from condensery.runtime.oscar_pair import open_pair, pair_info, word_embeddings
 from condensery.store import weights
 from condensery.store.importing import import_model
-from condensery.store.manifest import StoredModel
+from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.pair_options import PairOptions
 from condensery.store.store import ModelStore
 
@@ -144,3 +146,16 @@ def test_a_tokenizer_of_another_model_is_refused(stored: StoredModel, tmp_path: 
     swapped = store.publish(files, stored.manifest)
     with pytest.raises(CorruptModel, match="tokenizer"):
         open_pair(swapped, None, compressor=CPU, generator=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["LICENSE.safetensors", ".a.safetensors"])
+def test_a_bases_words_are_of_the_files_that_its_manifest_lists(tmp_path: Path, name: str) -> None:
+    files = tiny_pair.write_base(tmp_path / "files")
+    store = ModelStore(None, tmp_path / "store")
+    base = store.publish(
+        files, Manifest(name="base", kind="encoder", pooling="mean", max_tokens=64)
+    )
+    words = word_embeddings(files)
+    other = {"embeddings.word_embeddings.weight": torch.zeros_like(words)}
+    save_file(other, base.path / name)  # both names sort before the one that it has
+    assert torch.equal(word_embeddings(weights.open_folder(base)), words)

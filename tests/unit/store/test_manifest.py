@@ -73,6 +73,7 @@ def test_the_fingerprint_stays_when_no_number_changes(
         {"files": {**FILES, "model.safetensors": OTHER}},
         {"files": {**FILES, "tokenizer.json": OTHER}},
         {"files": {**FILES, "config.json": OTHER}},
+        {"files": {**FILES, "LICENSE.safetensors": OTHER}},
         {"files": {**FILES, "sub/report.json": OTHER}},
         {"files": {**FILES, "plots/cost.json": OTHER}},
         {"files": {**FILES, "plots/more/cost.png": OTHER}},

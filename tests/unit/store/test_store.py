@@ -132,9 +132,22 @@ def test_an_unchecked_open_sees_what_is_missing_but_not_what_was_altered(
 
 def test_prose_and_hidden_files_may_lie_beside_a_model(store: ModelStore, publish: Publish) -> None:
     model = publish(store)
-    (model.path / "NOTES.md").write_text("I like it.")
+    for name in ("NOTES.md", "LICENSE", "licence.txt", "LICENSE-APACHE", "NOTICE"):
+        (model.path / name).write_text("I like it.")
     (model.path / ".DS_Store").write_bytes(b"\0")
     assert store.open("tiny") == model
+
+
+@pytest.mark.parametrize(
+    "name", ["LICENSE.safetensors", "notice.py", "Licence.json", "NOTICE.txt.bin"]
+)
+def test_no_name_makes_prose_of_what_a_loader_could_read(
+    store: ModelStore, publish: Publish, name: str
+) -> None:
+    model = publish(store)
+    (model.path / name).write_bytes((model.path / "model.safetensors").read_bytes())
+    with pytest.raises(CorruptModel, match=f"{name}: is not listed"):
+        store.open("tiny")
 
 
 def test_alien_things_in_a_root_do_not_break_the_list(store: ModelStore, publish: Publish) -> None:

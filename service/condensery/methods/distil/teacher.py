@@ -199,18 +199,23 @@ class Teacher:
             raise InputError(
                 f"weights={weights}: are rounded on a CPU alone", field="weights", value=weights
             )
-        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         for name in ("config.json", "tokenizer.json"):
             if not (path / name).is_file():
                 raise _refusal(path, f"it has no {name}")
         try:
             # tokenizer.json as it is; AutoTokenizer puts the model's usual rules in place of its
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, **local)
-            # its types know one result only
-            open_model: Any = AutoModelForCausalLM.from_pretrained
-            model, loading = open_model(
-                path, use_safetensors=True, dtype=dtype, output_loading_info=True, **local
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
             )
+            opened: Any = AutoModelForCausalLM.from_pretrained(  # its types know one result only
+                path,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
+            )
+            model, loading = opened
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise _refusal(path, " ".join(str(error).split())) from error
         if missing := sorted(loading["missing_keys"]):  # transformers makes up random ones

@@ -61,7 +61,10 @@ def open_base(
         CorruptModel: Its files don't make one; named.
     """
     with reading(folder.path):
-        config = without_windows(AutoConfig.from_pretrained(folder.path, local_files_only=True))
+        read = AutoConfig.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False
+        )
+        config = without_windows(read)
         model = build_pruned(config, pruning_of(config))
         fill(model, folder, device=torch.device(device), dtype=dtype)
     head = _table(model)

@@ -13,7 +13,7 @@ from condensery.methods.trainer.publishing import CARD_FIGURES, write_json
 from condensery.parsers import Parser
 from condensery.store.manifest import CARD, StoredModel
 from condensery.store.store import ModelStore, shipped_store
-from condensery.store.weights import load_state
+from condensery.store.weights import load_state, open_folder
 from condensery.store.writing import read_json
 
 
@@ -36,7 +36,7 @@ def open_model(stored: StoredModel, base: StoredModel | None) -> LlamaForCausalL
     model = LlamaForCausalLM(LlamaConfig.from_dict(read_json(stored.path / "config.json")))
     state = load_state(stored, dtype=torch.float32)
     if base is not None:
-        state[TABLE] = read_table(base.path)
+        state[TABLE] = read_table(open_folder(base))
     try:
         missing, unknown = model.load_state_dict(state, strict=False)
     except RuntimeError as error:  # names each tensor of another shape

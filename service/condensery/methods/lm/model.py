@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from condensery.errors import InputError
+from condensery.errors import CorruptModel, InputError
 from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
 from condensery.methods.trainer.method import Loss
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar_generator import standardised
+from condensery.networks.weight_files import WORDS, ModelFolder, read_weights
 
 TABLE = "model.embed_tokens.weight"  # of a Llama
-TABLES = ("word_embeddings.weight", TABLE.removeprefix("model."))
 CHUNK = 512  # positions scored at once: 60 MB of float32 logits at 30,522 words
 # start, end and padding, by the names that word pieces and ours have for them
 MARKS = (("[CLS]", "[SEP]", "[PAD]"), ("<s>", "</s>", "<pad>"))
@@ -126,8 +125,11 @@ class LmShape:
             )
 
 
-def read_table(folder: Path) -> Tensor:
-    """Read the word embeddings of a directory's safetensors files, standardised.
+def read_table(model: Path | ModelFolder) -> Tensor:
+    """Read a model's word embeddings, standardised.
+
+    Args:
+        model: Its directory; a stored one's as its manifest has it (``store.weights.open_folder``).
 
     Returns:
         (vocabulary, hidden), float32.
@@ -135,16 +137,13 @@ def read_table(folder: Path) -> Tensor:
     Raises:
         InputError: There is no such tensor, or a file can't be read.
     """
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118  # a shard can be iterated in no other way
-                    if name.endswith(TABLES):
-                        table: Tensor = shard.get_tensor(name)
-                        return standardised(table)
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"words: {path}: {error}", field="words") from error
-    raise InputError(f"words: {folder} holds no word embeddings in safetensors", field="words")
+    folder = ModelFolder.of(model)
+    try:
+        for _, table in read_weights(folder, lambda name: name.endswith(WORDS)):
+            return standardised(table)
+    except (OSError, CorruptModel) as error:
+        raise InputError(f"words: {folder.path}: {error}", field="words") from error
+    raise InputError(f"words: {folder.path} holds no word embeddings", field="words")
 
 
 def check_table(table: Tensor, vocabulary: int, width: int) -> None:

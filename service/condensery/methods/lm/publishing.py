@@ -20,7 +20,7 @@ from condensery.parsers import Parser
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
-from condensery.store.weights import save_state
+from condensery.store.weights import open_folder, save_state
 from condensery.store.writing import read_json
 
 
@@ -48,7 +48,7 @@ def publish(
     card["command"] = without_folders(card["command"])
     tensors = load_file(model / "model.safetensors")
     if base is not None:
-        _check_shared(tensors.pop(TABLE), read_table(base.path))
+        _check_shared(tensors.pop(TABLE), read_table(open_folder(base)))
     matrices = [name for name, tensor in tensors.items() if tensor.ndim == 2]
     quality: dict[str, JsonValue] = {"held_out": card["figures"]["held_out"]}
     if held_out:
@@ -82,7 +82,7 @@ def measure_int8(
     words = open_lm_tokenizer(folder)
     documents = [text for text, _ in read_documents(held_out)]
     stream = tokenise(documents, words.tokenizer, words.start, words.end)
-    model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True)
+    model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     model.set_attn_implementation("eager")
     for name, weight in model.named_parameters():
         if name in matrices:

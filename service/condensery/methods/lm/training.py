@@ -33,8 +33,10 @@ from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.publishing import MODEL, model_folder, recipe_identity
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
+from condensery.networks.weight_files import ModelFolder
 from condensery.parsers import Parser
 from condensery.store.store import ModelStore, shipped_store
+from condensery.store.weights import open_folder
 
 log = logging.getLogger(__name__)
 TOKENIZER = "tokenizer.json"
@@ -177,22 +179,22 @@ def read_or_train_tokenizer(
     return open_lm_tokenizer(path)
 
 
-def find_tokenizer(name: str, store: Path | None) -> Path:
-    """Return the file or folder of that name, or the stored model's.
+def find_source(name: str, store: Path | None) -> ModelFolder:
+    """Return the folder of that name (a tokenizer's file too), or the stored model's.
 
     Raises:
         InputError: There is neither.
         ModelNotFound: The stores hold no such model.
     """
     if Path(name).exists():
-        return Path(name)
+        return ModelFolder.of(Path(name))
     if store is None:
         raise InputError(
             f"tokenizer: {name!r} is no file or folder; for a stored model's, give --store",
             field="tokenizer",
             value=name,
         )
-    return ModelStore(shipped_store(), store).open(name).path
+    return open_folder(ModelStore(shipped_store(), store).open(name))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -224,7 +226,7 @@ def main(argv: list[str] | None = None) -> None:
     if wrong := [text for text in args.without if "=" not in text]:
         parser.error(f"--without {wrong[0]}: must be FIELD=VALUE")
     with open_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
-        tokenizer = find_tokenizer(named, args.store) if named else None
+        source = find_source(named, args.store) if named else None
         folder = train(
             Texts(
                 args.text,
@@ -236,8 +238,8 @@ def main(argv: list[str] | None = None) -> None:
             args.out,
             read_fields(args, LmShape),
             read_fields(args, LmRecipe),
-            tokenizer=tokenizer,
-            table=read_table(tokenizer) if args.words and tokenizer else None,
+            tokenizer=source.path if source else None,
+            table=read_table(source) if args.words and source else None,
             setup=setup,
         )
     log.info("the model is in %s", folder)

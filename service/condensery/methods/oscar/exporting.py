@@ -14,7 +14,7 @@ from condensery.methods.trainer.publishing import CARD_FIGURES, write_json
 from condensery.parsers import Parser
 from condensery.runtime.oscar_pair import word_embeddings
 from condensery.store.store import ModelStore, shipped_store
-from condensery.store.weights import load_state
+from condensery.store.weights import load_state, open_folder
 
 log = logging.getLogger(__name__)
 BACKBONE = "compressor.backbone."
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     export(
         BertConfig.from_json_file(stored.path / "config.json"),
-        word_embeddings(store.open_base(stored).path),
+        word_embeddings(open_folder(store.open_base(stored))),
         load_state(stored),
         stored.path / "tokenizer.json",
         args.out,

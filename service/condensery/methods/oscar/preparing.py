@@ -97,7 +97,8 @@ def prepare(
     torch.manual_seed(recipe.seed)
     pair = new_pair(origins.base, shape)
     origin: dict[str, object] = {"encoder": digest(origins.base)}
-    state, name = start_state(origins)
+    stored = stored_start(origins)
+    state, name = start_state(origins, stored)
     taken = False
     if state is not None:
         taken = start_from(pair, state, name)
@@ -120,7 +121,7 @@ def prepare(
         name = origins.start_generator.name
         start_only_generator(pair, run_weights(origins.start_generator), name)
         origin["start_generator"] = name
-    before = past(origins)
+    before = past(origins, stored)
     if before.commands:
         origin["commands"] = list(before.commands)
     sets = load_sets(
@@ -137,16 +138,36 @@ def prepare(
     return Start(pair, sets, origins.base, recipe, mix or Mix(), origin)
 
 
-def start_state(origins: Origins) -> tuple[State | None, str]:
-    """Return the weights of the pair to go on from, None without one, and its name."""
+def stored_start(origins: Origins) -> StoredModel | None:
+    """Open the stored pair to go on from, its files checked; None without one.
+
+    Raises:
+        InputError: There is no store.
+        CondenseryError: The store has no such model.
+    """
+    if origins.start_model is None:
+        return None
+    shipped = shipped_store()
+    root = origins.store or shipped
+    if root is None:
+        raise InputError("store: no models are shipped here, so name theirs", field="store")
+    return ModelStore(shipped, root).open(origins.start_model)
+
+
+def start_state(origins: Origins, stored: StoredModel | None) -> tuple[State | None, str]:
+    """Return the weights of the pair to go on from, None without one, and its name.
+
+    Args:
+        origins: Where the weights come from.
+        stored: What ``stored_start`` opened of them.
+    """
     state: State | None = None
     name = ""
     if origins.starts:
         state = mean_of([run_weights(start) for start in origins.starts])
         name = ", ".join(start.name for start in origins.starts)
-    if origins.start_model is None:
+    if stored is None:
         return state, name
-    stored = _stored(origins, origins.start_model)
     whole, its_name = load_state(stored), f"{stored.name} {stored.manifest.fingerprint}"
     if state is None:
         return whole, its_name
@@ -154,24 +175,15 @@ def start_state(origins: Origins) -> tuple[State | None, str]:
     return between(whole, state, share), f"{share:g} of {name}, {1 - share:g} of {its_name}"
 
 
-def past(origins: Origins) -> Past:
-    """Return what went into the pairs to go on from."""
+def past(origins: Origins, stored: StoredModel | None) -> Past:
+    """Return what went into the pairs to go on from; ``stored`` is one, if it is not None."""
     all_of_it = Past()
-    if origins.start_model is not None:
-        stored = _stored(origins, origins.start_model)
+    if stored is not None:
         all_of_it = Past.of(stored.path, stored.manifest.provenance.command)
     for run in filter(None, (origins.start_generator, *origins.starts)):
         one = Past.of_run(run)
         all_of_it = all_of_it.then(one.commands, one.data)
     return all_of_it
-
-
-def _stored(origins: Origins, name: str) -> StoredModel:
-    shipped = shipped_store()
-    root = origins.store or shipped
-    if root is None:
-        raise InputError("store: no models are shipped here, so name theirs", field="store")
-    return ModelStore(shipped, root).open(name)
 
 
 def digest(folder: Path) -> str:

@@ -39,7 +39,11 @@ NEEDED = (
 def new_pair(base: Path, shape: OscarShape) -> OscarPair:
     """Build a pair whose compressor is the encoder at ``base`` and whose generator is random."""
     encoder = BertModel.from_pretrained(
-        base, add_pooling_layer=False, local_files_only=True, dtype=torch.float32
+        base,
+        add_pooling_layer=False,
+        local_files_only=True,
+        use_safetensors=True,
+        dtype=torch.float32,
     )
     words = encoder.embeddings.word_embeddings.weight.detach()
     pair = empty_pair(encoder.config, shape, words)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from condensery.agreement import exact_match, f1_score
 from condensery.errors import InputError, shorten
 from condensery.methods.oscar.batches import Item, Layout, collate
 from condensery.methods.oscar.evaluating.asking import ask
@@ -34,7 +35,6 @@ from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_packing import Specials
-from condensery.question import exact_match, f1_score
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference
 from condensery.runtime.queue import BatchLimits, default_limits

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import torch
 
+from condensery.agreement import exact_match
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS, Outcome
 from condensery.methods.oscar.evaluating.figures import interval
@@ -33,7 +34,6 @@ from condensery.methods.trainer.reports import command_line, paired_bootstrap
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.quantised import EncoderWeights, Weights, smallest
 from condensery.parsers import Parser
-from condensery.question import exact_match
 from condensery.runtime.device import (
     WEIGHTS,
     check_weights,

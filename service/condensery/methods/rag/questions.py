@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from condensery.agreement import exact_match, f1_score, normalise_answer
 from condensery.errors import InputError, shorten
 from condensery.methods.trainer.rows import Row, read_rows
-from condensery.question import exact_match, f1_score, normalise_answer
 
 SHOWN = 10  # problems that a message lists; it counts the rest
 PASSAGE_FIELD = "passage_id"

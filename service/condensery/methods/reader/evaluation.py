@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from condensery.agreement import exact_match, f1_score
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.measuring import choose_passages
 from condensery.methods.oscar.evaluating.questions import Questions, sample_questions
@@ -22,7 +23,6 @@ from condensery.methods.trainer.arguments import add_machine, begin
 from condensery.methods.trainer.reports import bootstrap, command_line
 from condensery.networks.dtypes import dtype_name
 from condensery.parsers import Parser
-from condensery.question import exact_match, f1_score
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)

@@ -78,7 +78,11 @@ class SpanReader:
         path = find_reader(path)
         try:
             model = AutoModelForQuestionAnswering.from_pretrained(
-                path, local_files_only=True, use_safetensors=True, dtype=dtype
+                path,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=dtype,
             )
         except (OSError, ValueError) as error:
             raise InputError(

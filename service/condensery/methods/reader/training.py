@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
+from condensery.agreement import exact_match, f1_score
 from condensery.errors import InputError, shorten
 from condensery.methods.reader.batches import FORMS, Batch, PairForm, collate, draw_rows
 from condensery.methods.reader.data import ReaderData, load_data
@@ -33,7 +34,6 @@ from condensery.methods.trainer.texts import open_tokenizer
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.parsers import Parser
-from condensery.question import exact_match, f1_score
 from condensery.store.layouts import text_positions
 
 log = logging.getLogger(__name__)
@@ -48,12 +48,15 @@ def new_reader(base: Path, recipe: ReaderRecipe) -> Any:
     """
     torch.manual_seed(recipe.seed)
     try:
-        config: Any = AutoConfig.from_pretrained(base, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(
+            base, local_files_only=True, trust_remote_code=False
+        )
         if config.model_type not in FORMS:
             raise ValueError(f"a {config.model_type}, and read are {', '.join(FORMS)}")
         model: Any = AutoModelForQuestionAnswering.from_pretrained(
             base,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
             attn_implementation="eager",  # SDPA's backward pass is slow in bf16 on a CPU

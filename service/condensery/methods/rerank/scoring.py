@@ -46,17 +46,25 @@ class CrossEncoder:
         Raises:
             InputError: It is no such thing, or some of its weights are missing; named.
         """
-        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         if not (path / "config.json").is_file():
             raise _refusal(path, "it has no config.json")
         try:
-            config = AutoConfig.from_pretrained(path, **local)
+            config = AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
             if config.num_labels != 1:
                 raise _refusal(path, f"it has {config.num_labels} labels, and a score is one")
             module, loading = AutoModelForSequenceClassification.from_pretrained(
-                path, use_safetensors=True, dtype=dtype, output_loading_info=True, **local
+                path,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
             )
-            tokenizer = AutoTokenizer.from_pretrained(path, **local)
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise _refusal(path, " ".join(str(error).split())) from error
         if missing := sorted(loading["missing_keys"]):  # transformers makes up random ones

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from condensery.agreement import normalise_answer
 from condensery.errors import InputError, shorten
 from condensery.methods.ranking.sets import read_set
 from condensery.methods.trainer.questions import Rules, Wrong, read_questions
 from condensery.methods.trainer.rows import Row, read_rows
-from condensery.question import normalise_answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,12 @@ def base_of(network: nn.Module) -> PreTrainedModel:
 
 
 def _with_head(parent: StoredModel, labels: Sequence[str], seed: int) -> nn.Module:
-    config = AutoConfig.from_pretrained(parent.path, local_files_only=True)
+    config = AutoConfig.from_pretrained(parent.path, local_files_only=True, trust_remote_code=False)
     config.update(label_config(labels))
     torch.manual_seed(seed)
-    network = AutoModelForSequenceClassification.from_config(config).float()
+    network = AutoModelForSequenceClassification.from_config(
+        config, trust_remote_code=False
+    ).float()
     base = base_of(network)
     state = base.state_dict()
     missing = set(state)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.unit.methods.conftest import interrupted
 from tiny_pair import WORDS, write_base
 from transformers import AutoModelForCausalLM
@@ -14,7 +14,7 @@ from condensery.errors import InputError, ModelNotFound
 from condensery.methods.lm.model import LmShape, open_lm_tokenizer, read_table
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.text import Texts, split_documents
-from condensery.methods.lm.training import find_tokenizer, main, train
+from condensery.methods.lm.training import find_source, main, train
 from condensery.methods.trainer.checkpoints import TrainingStopped, latest
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.store.manifest import Manifest
@@ -153,8 +153,22 @@ def test_a_shared_word_table_stays_what_it_is(text: Path, tmp_path: Path) -> Non
         train(Texts([text]), tmp_path / "a", wrong, recipe, tokenizer=base, table=table)
     with pytest.raises(InputError, match="words: 3 rows for a tokenizer of"):
         train(Texts([text]), tmp_path / "b", shape, recipe, tokenizer=base, table=table[:3])
-    with pytest.raises(InputError, match="holds no word embeddings"):
+    with pytest.raises(InputError, match=r"^words: "):
         read_table(text.parent)
+
+
+@pytest.mark.parametrize("name", ["LICENSE.safetensors", ".a.safetensors"])
+def test_a_stored_models_words_are_of_the_files_that_its_manifest_lists(
+    tmp_path: Path, name: str
+) -> None:
+    manifest = Manifest(name="tiny-base", kind="encoder", pooling="mean", max_tokens=64)
+    files, root = write_base(tmp_path / "base"), tmp_path / "store"
+    stored = ModelStore(None, root).publish(files, manifest)
+    table = read_table(files)
+    source = find_source("tiny-base", root)
+    words = torch.ones(table.shape)
+    save_file({"embeddings.word_embeddings.weight": words}, stored.path / name)
+    assert torch.equal(read_table(source), table)
 
 
 def test_a_tokenizer_is_found_by_path_or_by_a_stored_models_name(tmp_path: Path) -> None:
@@ -163,11 +177,11 @@ def test_a_tokenizer_is_found_by_path_or_by_a_stored_models_name(tmp_path: Path)
     stored = store.publish(
         files, Manifest(name="tiny-base", kind="encoder", pooling="mean", max_tokens=64)
     )
-    assert find_tokenizer(str(files), None) == files
-    path = find_tokenizer("tiny-base", tmp_path / "store")
+    assert find_source(str(files), None).path == files
+    path = find_source("tiny-base", tmp_path / "store").path
     assert path == stored.path
     assert open_lm_tokenizer(path).start == open_lm_tokenizer(files).start
     with pytest.raises(InputError, match=r"'no-such' is no file or folder; .* --store"):
-        find_tokenizer("no-such", None)
+        find_source("no-such", None)
     with pytest.raises(ModelNotFound, match="no-such"):
-        find_tokenizer("no-such", tmp_path / "store")
+        find_source("no-such", tmp_path / "store")

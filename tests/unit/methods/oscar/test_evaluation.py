@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from tiny_pair import pair_files, tiny_pair
 
+from condensery.agreement import exact_match, f1_score
 from condensery.methods.oscar.training import running, score, validate
-from condensery.question import exact_match, f1_score
 from condensery.runtime.workers import Workers
 
 Row = dict[str, Any]

@@ -11,13 +11,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tiny_pair import VOCABULARY, pair_files, tiny_config, tiny_pair, write_base
+from tiny_pair import VOCABULARY, pair_files, tiny_config, tiny_pair, tiny_shape, write_base
 from tiny_report import tiny_report
 
 from condensery.errors import InputError, ReportNotFound, StoreError
 from condensery.methods.oscar import publishing
-from condensery.methods.oscar.preparing import Origins, past, start_state
+from condensery.methods.oscar.preparing import Origins, past, prepare, start_state
 from condensery.methods.oscar.publishing import publish, publish_again
+from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_shape import OscarShape
@@ -25,6 +26,8 @@ from condensery.question import CompressedPassage
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import load_bert_pair, prepare_for_inference
 from condensery.runtime.workers import Workers
+from condensery.store import checking
+from condensery.store.checking import sha256_of
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore
@@ -134,13 +137,13 @@ def test_who_goes_on_from_it_has_its_weights_its_commands_and_its_data(
     (run / "command.txt").write_text("condensery train oscar --seed 2\n")
     whole = Origins(tmp_path / "base", start_model="tiny-pair", store=tmp_path / "store")
     mixed = replace(whole, starts=(run,), start_share=0.25)
-    before, both = past(whole), past(mixed)
+    before, both = past(whole, stored), past(mixed, stored)
     assert before.data == both.data == DATA
     provenance = stored.manifest.provenance
     assert provenance is not None
     assert list(before.commands) == provenance.command.splitlines()
     assert both.commands == (*before.commands, "condensery train oscar --seed 2")
-    (stored_state, _), (state, name) = start_state(whole), start_state(mixed)
+    (stored_state, _), (state, name) = start_state(whole, stored), start_state(mixed, stored)
     assert stored_state is not None
     assert state is not None
     assert name == f"0.25 of run, 0.75 of tiny-pair {stored.manifest.fingerprint}"
@@ -151,6 +154,22 @@ def test_who_goes_on_from_it_has_its_weights_its_commands_and_its_data(
         torch.testing.assert_close(tensor.float(), wanted, atol=1e-2, rtol=1e-2)
     changed = [n for n in own if not torch.equal(stored_state[n].float(), own[n].float())]
     assert changed  # else nothing was mixed: int8 rounds
+
+
+def test_who_goes_on_from_it_reads_each_of_its_files_once(
+    stored: StoredModel, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = list[Path]()
+
+    def count(path: Path) -> str:
+        hashed.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr(checking, "sha256_of", count)
+    origins = Origins(tmp_path / "base", start_model="tiny-pair", store=tmp_path / "store")
+    start = prepare(origins, data_folder, tiny_shape(), Recipe(cloze=5))
+    assert start.origin["commands"] == stored.manifest.provenance.command.splitlines()
+    assert sorted(hashed) == [stored.path.resolve() / name for name in stored.manifest.files]
 
 
 def test_matrices_are_int8_and_the_words_stay_with_the_base(stored: StoredModel) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from condensery.agreement import exact_match, f1_score
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.measuring import choose_passages
 from condensery.methods.oscar.evaluating.questions import sample_questions
@@ -15,7 +16,6 @@ from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import BestSpan
 from condensery.methods.reader.training import train
 from condensery.methods.trainer.method import TrainingSetup
-from condensery.question import exact_match, f1_score
 
 
 class Noting:

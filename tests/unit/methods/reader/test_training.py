@@ -10,13 +10,13 @@ from tiny_pair import tiny_tokenizer
 from torch.nn import functional as F
 from transformers import BertForQuestionAnswering, MPNetConfig, MPNetModel
 
+from condensery.agreement import exact_match
 from condensery.errors import InputError
 from condensery.methods.reader.batches import PairForm, Row, collate
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader
 from condensery.methods.reader.training import main, new_reader, span_loss, train
 from condensery.methods.trainer.method import TrainingSetup
-from condensery.question import exact_match
 
 RECIPE = ReaderRecipe(
     steps=120, tokens=400, warmup=10, backbone_rate=3e-3, new_rate=3e-3, smallest=8,

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import torch
 
+from condensery.agreement import exact_match, f1_score
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.items import Item, Questions, Source
 from condensery.methods.oscar.causal.losses import run_forward
@@ -15,7 +16,7 @@ from condensery.methods.oscar.causal.network import merged
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.questions import TrainingQuestion
 from condensery.networks.oscar_causal import CausalPair
-from condensery.question import CompressedPassage, exact_match, f1_score
+from condensery.question import CompressedPassage
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import pair_info, runnable_causal_pair
 from condensery.runtime.workers import Workers

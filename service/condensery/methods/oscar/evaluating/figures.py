@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from condensery.agreement import exact_match, f1_score, normalise_answer
 from condensery.methods.oscar.evaluating.asking import Outcome
 from condensery.methods.oscar.evaluating.judging import Judged
 from condensery.methods.oscar.evaluating.measuring import ChosenPassages, swapped
 from condensery.methods.oscar.evaluating.placing import Row
 from condensery.methods.oscar.evaluating.settings import Setting
 from condensery.methods.trainer.reports import bootstrap
-from condensery.question import exact_match, f1_score, normalise_answer
 
 
 def match(answer: str, golds: Sequence[str]) -> float:

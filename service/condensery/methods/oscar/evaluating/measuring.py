@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from condensery.agreement import exact_match, f1_score
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS, Outcome, ask, run_concurrently
 from condensery.methods.oscar.evaluating.placing import (
@@ -19,7 +20,6 @@ from condensery.methods.oscar.evaluating.placing import (
 )
 from condensery.methods.oscar.evaluating.saving import Answers
 from condensery.methods.oscar.evaluating.settings import FIVE, Setting
-from condensery.question import exact_match, f1_score
 from condensery.runtime.oscar import OscarModel
 
 log = logging.getLogger(__name__)

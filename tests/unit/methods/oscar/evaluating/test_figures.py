@@ -4,13 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from condensery.agreement import exact_match, f1_score
 from condensery.methods.oscar.evaluating.asking import Outcome
 from condensery.methods.oscar.evaluating.figures import Figures, match
 from condensery.methods.oscar.evaluating.judging import Judged
 from condensery.methods.oscar.evaluating.measuring import ChosenPassages, swapped
 from condensery.methods.oscar.evaluating.settings import FIXED, Setting, retrieved
 from condensery.methods.trainer.reports import paired_bootstrap
-from condensery.question import exact_match, f1_score
 
 Row = dict[str, Any]
 FIVE = {setting.key: setting for setting in FIXED}

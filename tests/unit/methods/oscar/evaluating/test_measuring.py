@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from condensery.agreement import exact_match
 from condensery.errors import InputError, ModelFault
 from condensery.methods.oscar.evaluating import measuring
 from condensery.methods.oscar.evaluating.asking import Outcome
@@ -17,7 +18,6 @@ from condensery.methods.oscar.evaluating.measuring import (
 from condensery.methods.oscar.evaluating.placing import other_passages, place_among_others, replaced
 from condensery.methods.oscar.evaluating.saving import Answers
 from condensery.methods.oscar.evaluating.settings import FIXED, Setting
-from condensery.question import exact_match
 from condensery.runtime.oscar import OscarModel
 
 Row = dict[str, Any]

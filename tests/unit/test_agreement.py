@@ -1,6 +1,6 @@
 import pytest
 
-from condensery.question import exact_match, f1_score, normalise_answer
+from condensery.agreement import exact_match, f1_score, normalise_answer
 
 
 @pytest.mark.parametrize(
