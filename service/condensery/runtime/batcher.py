@@ -350,14 +350,17 @@ class Batcher(Generic[Item, Result]):
         if not self.queued_tokens:
             return None
         contested = bool(self._short.items and self._long.items)
-        queue = self._short if express or not self._long.items else self._long
-        if contested and not express:  # the one that has been served less while both had work
-            queue = min(self._short, self._long, key=lambda queue: queue.served)
-        # A request that finds several workers idle is shared between them.
-        share = max(MIN_SHARE_TOKENS, -(-queue.tokens // max(1, idle)))
-        batch = queue.take(min(self._limits.batch_tokens, share), self._limits.batch_items)
-        self._show_queue()
-        if not batch:  # express and nothing short; or all have gone
+        # First the one that has been served less while both had work.
+        queues = sorted((self._short, self._long), key=lambda queue: queue.served)
+        for queue in (self._short,) if express else queues:
+            # A request that finds several workers idle is shared between them.
+            share = max(MIN_SHARE_TOKENS, -(-queue.tokens // max(1, idle)))
+            batch = queue.take(min(self._limits.batch_tokens, share), self._limits.batch_items)
+            self._show_queue()
+            if batch:
+                break
+            contested = False  # nothing waited there, or all that did have gone
+        else:
             return None
         tokens = sum(entry.tokens for entry in batch)
         if contested:
