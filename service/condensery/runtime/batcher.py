@@ -6,6 +6,7 @@ alone, so that nobody else's request fails with it.
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
@@ -99,8 +100,10 @@ def run_in_halves(
     except Exception as error:  # whatever a forward raises must not kill the worker
         cause = error
         reason = type(error).__name__
-    if cause is not None and is_out_of_memory(cause):
-        empty_device_cache(metrics, model, split=len(batch) > 1)
+    if cause is not None:
+        clear_frames(cause)  # first: a cache gives back only what nothing holds
+        if is_out_of_memory(cause):
+            empty_device_cache(metrics, model, split=len(batch) > 1)
     if len(batch) > 1:
         middle = len(batch) // 2
         halves = batch[:middle], batch[middle:]
@@ -115,6 +118,22 @@ def run_in_halves(
     fault = ModelFault(f"{model}: {describe(batch[0])} ({reason})")
     fault.__cause__ = cause
     return [fault]
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go of what the frames hold that an error came through, and those of what led to it.
+
+    Its traceback stays, without their variables: a failed batch's tensors are as large as those of
+    its halves, which would else have to do without that memory.
+    """
+    seen: set[int] = set()
+    errors: list[BaseException | None] = [error]
+    while errors:
+        each = errors.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            errors += [each.__cause__, each.__context__]
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -331,14 +350,17 @@ class Batcher(Generic[Item, Result]):
         if not self.queued_tokens:
             return None
         contested = bool(self._short.items and self._long.items)
-        queue = self._short if express or not self._long.items else self._long
-        if contested and not express:  # the one that has been served less while both had work
-            queue = min(self._short, self._long, key=lambda queue: queue.served)
-        # A request that finds several workers idle is shared between them.
-        share = max(MIN_SHARE_TOKENS, -(-queue.tokens // max(1, idle)))
-        batch = queue.take(min(self._limits.batch_tokens, share), self._limits.batch_items)
-        self._show_queue()
-        if not batch:  # express and nothing short; or all have gone
+        # First the one that has been served less while both had work.
+        queues = sorted((self._short, self._long), key=lambda queue: queue.served)
+        for queue in (self._short,) if express else queues:
+            # A request that finds several workers idle is shared between them.
+            share = max(MIN_SHARE_TOKENS, -(-queue.tokens // max(1, idle)))
+            batch = queue.take(min(self._limits.batch_tokens, share), self._limits.batch_items)
+            self._show_queue()
+            if batch:
+                break
+            contested = False  # nothing waited there, or all that did have gone
+        else:
             return None
         tokens = sum(entry.tokens for entry in batch)
         if contested:

@@ -336,9 +336,10 @@ class Engine:
             entries = self._queue.take(self._blocks.free * BLOCK, most, strict=True)
             for entry in entries:
                 self._begin(entry.item, entry.tokens // BLOCK)
-            if self._running or not self._queue.items:
+            # Who has left in mid-step runs no more, and keeps its blocks until the step ends.
+            if self._running or self._in_flight or not self._queue.items:
                 break
-            # Nothing runs, and still the first does not fit: a lost worker holds its blocks.
+            # No step is under way, and still the first does not fit: a lost worker has its blocks.
             for entry in self._queue.take(self._cache.positions, 1):
                 self._end(entry.item)
                 send_events([(entry.item, self._fault("no room, since a worker was lost"))])
@@ -409,6 +410,8 @@ class Engine:
             for sequence in left:
                 self._end(sequence)
             self._show()
+            # The worker in place of the lost one may have looked before, and let others wait.
+            self._workers.changed.notify()
         send_events([(sequence, self._fault(reason)) for sequence in left])
 
     def _end(self, sequence: Sequence) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from condensery.errors import CondenseryError, DeadlineExceeded, InputError
 from condensery.networks.caching import BLOCK
@@ -46,6 +47,13 @@ NO_SPACE_BEFORE = frozenset(".,;:!?%)]}'’”-–—/°")
 NO_SPACE_AFTER = frozenset("([{$£€#-–—/'’“")
 AFTER_APOSTROPHE = frozenset({"s", "t", "d", "m", "re", "ve", "ll"})
 NO_GENERATOR_LIMITS = GeneratorLimits()
+
+
+def as_tensor(memory: Floats) -> Tensor:
+    """Return memory vectors as torch has them, without a copy where it can be."""
+    # torch warns of arrays that can't be written, as those are that come from elsewhere; nothing
+    # writes to these either way.
+    return torch.from_numpy(memory if memory.flags.writeable else memory.copy())
 
 
 class IncrementalDetokenizer(Protocol):
@@ -409,13 +417,7 @@ class Generator:
         """
         call = current_request()
         shown_text = AnswerText(self._detokenizer(), StopStrings(stop), self._name)
-        # torch warns of arrays that can't be written, as those are that come from elsewhere.
-        parts = [
-            torch.from_numpy(part if part.flags.writeable else part.copy())
-            if isinstance(part, np.ndarray)
-            else part
-            for part in prompt
-        ]
+        parts = [as_tensor(part) if isinstance(part, np.ndarray) else part for part in prompt]
         sequence = self._engine.begin(
             GenerationRequest(parts, max_tokens, self._stop_ids, sampling, quotes)
         )

@@ -43,7 +43,12 @@ from condensery.runtime.event_stream import (
     is_done,
     parse_event,
 )
-from condensery.runtime.generator import AnswerText, IncrementalDetokenizer, StopStrings
+from condensery.runtime.generator import (
+    AnswerText,
+    IncrementalDetokenizer,
+    StopStrings,
+    as_tensor,
+)
 from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.sequence import SampledToken, TokenEvent
 from condensery.values import Floats
@@ -183,7 +188,7 @@ class GeneratorServer:
         if quotes is not None:
             raise ModelFault(f"{self._model}: no server can hold an answer to what it quotes")
         call = current_request()
-        parts = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in prompt]
+        parts = [as_tensor(part) if isinstance(part, np.ndarray) else part for part in prompt]
         StopStrings(stop)  # refuses before anything is sent
         call.check()
         self._running += 1

@@ -284,11 +284,7 @@ class ModelLifecycle:
             raise
         except Exception as error:  # whatever is wrong with a model is its own fault alone
             _close_loaded(loaded)
-            reason = _reason(error)
-            if not isinstance(error, CondenseryError):
-                # of the model's files, and of our own texts that it was tried with
-                fields = {"model": name, "version": version, "detail": str(error)}
-                _log.exception("model_not_loaded", extra=fields)
+            reason = explain_failure(error, name, version)
         finally:
             self.states.loading.pop(name, None)
             self.states.update_metrics(name)
@@ -411,9 +407,13 @@ def _close_loaded(loaded: LoadedModel | None) -> None:
         loaded.model.close()
 
 
-def _reason(error: Exception) -> str:
+def explain_failure(error: Exception, name: str, version: str) -> str:
+    """Return why a model does not serve, as who asks for it is told; log what nobody foresaw."""
     if isinstance(error, CondenseryError):
         return error.message
+    # of the model's files, and of our own texts that it was tried with
+    fields = {"model": name, "version": version, "detail": str(error)}
+    _log.error("model_not_loaded", extra=fields, exc_info=error)
     if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return "there is not enough memory for it"
     return f"{type(error).__name__}; the server's log has more"

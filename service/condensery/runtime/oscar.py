@@ -6,7 +6,7 @@ answers from those vectors, or from text.
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -246,7 +246,7 @@ class OscarModel:
         generator_server: GeneratorServerConfig | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
-        # First the half that may refuse: what the workers serve is not taken from them again.
+        # First the half that may refuse, before there is anything to undo.
         generator: TokenGenerator
         if isinstance(pair.generator, PromptTable):
             assert generator_server is not None  # or it was not opened so
@@ -274,23 +274,27 @@ class OscarModel:
                 generator_limits=generator_limits,
                 metrics=metrics,
             )
-        compressor = Compressor(
-            pair.compressor,
-            workers,
-            model=info.name,
-            limits=limits(workers.device),
-            metrics=metrics,
-        )
-        self.parts = (pair.compressor, pair.generator)
-        self._join(
-            pair.facts,
-            compressor,
-            generator,
-            info=info,
-            threads=threads,
-            traits=traits or pair_traits(pair.texts),
-            metrics=metrics,
-        )
+        with ExitStack() as begun:  # else the workers would hold what fails here, and its weights
+            begun.callback(generator.close)
+            compressor = Compressor(
+                pair.compressor,
+                workers,
+                model=info.name,
+                limits=limits(workers.device),
+                metrics=metrics,
+            )
+            begun.callback(compressor.close)
+            self.parts = (pair.compressor, pair.generator)
+            self._join(
+                pair.facts,
+                compressor,
+                generator,
+                info=info,
+                threads=threads,
+                traits=traits or pair_traits(pair.texts),
+                metrics=metrics,
+            )
+            begun.pop_all()
 
     def _join(
         self,

@@ -46,6 +46,7 @@ from condensery.runtime.generator import (
     DecodingDetokenizer,
     IncrementalDetokenizer,
     WordPieceDetokenizer,
+    as_tensor,
 )
 from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN, check_text, run_tokenizing
@@ -504,12 +505,6 @@ class CheckedTexts:
 def _texts_of(context: Sequence[Floats | str]) -> list[str]:
     """Return each passage's text, "" where it is memory, so that each keeps its place."""
     return [item if isinstance(item, str) else "" for item in context]
-
-
-def as_tensor(memory: Floats) -> Tensor:
-    """Return memory vectors as torch has them, without a copy where it can be."""
-    # torch warns of arrays that can't be written; nothing writes to these either way.
-    return torch.from_numpy(memory if memory.flags.writeable else memory.copy())
 
 
 def context_too_long(

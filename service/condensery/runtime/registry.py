@@ -29,7 +29,7 @@ from condensery.runtime.device import (
 )
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.generator_server import GeneratorServerConfig
-from condensery.runtime.lifecycle import ModelLifecycle
+from condensery.runtime.lifecycle import ModelLifecycle, explain_failure
 from condensery.runtime.loader import (
     RUNNERS,
     ModelLease,
@@ -132,8 +132,12 @@ class ModelRegistry:
     ) -> "ModelRegistry":
         """Open every model that a loader names, as ``load`` does."""
         registry = cls(loader, aliases, drain_seconds)
-        for name in loader.names():
-            registry._load(name, say)
+        try:
+            for name in loader.names():
+                registry._load(name, say)
+        except BaseException:
+            registry.close(0)
+            raise
         registry._settle_defaults()
         return registry
 
@@ -157,22 +161,25 @@ class ModelRegistry:
         except BaseException:  # no group of tasks: who starts it tells errors by their type
             for task in tries:
                 task.cancel()
+            registry.close(0)
             await asyncio.gather(*tries, return_exceptions=True)
             raise
         registry._settle_defaults()
         return registry
 
     def _load(self, name: str, say: Callable[[str], None]) -> None:
+        version = ""
         try:
             stored = self._loader.store.open(name)
+            version = stored.version
             if stored.manifest.kind not in RUNNERS:  # what others are made from
                 return
             if name in self.aliases:
                 raise ModelCannot(f"its name is an alias of {self.aliases.targets[name]!r}")
             self._serving[name] = ModelLease(self._loader.open(stored))
-        except CondenseryError as error:
-            self._refused[name] = error.message
-            say(f"{name}: refused: {error.message}")
+        except Exception as error:  # whatever is wrong with a model is its own fault alone
+            self._refused[name] = explain_failure(error, name, version)
+            say(f"{name}: refused: {self._refused[name]}")
         else:
             say(f"{name}: loaded in {self._serving[name].seconds:.1f} s")
         (self._loader.metrics or NO_METRICS).prepare_model(name)
@@ -195,10 +202,11 @@ class ModelRegistry:
             try:
                 await self_test(lease.model)
                 self._follow(lease.model)
-            except CondenseryError as error:
+            except Exception as error:  # as in ``_load``
                 lease.model.close()
                 del self._serving[name]
-                self._refused[name] = f"it fails when it is tried: {error.message}"
+                reason = explain_failure(error, name, lease.stored.version)
+                self._refused[name] = f"it fails when it is tried: {reason}"
                 say(f"{name}: refused: {self._refused[name]}")
             self.lifecycle.states.update_metrics(name)
 
@@ -320,7 +328,7 @@ class ModelRegistry:
     def close(self, seconds: float = 10.0) -> None:
         """Refuse new work, and finish what runs; what takes over ``seconds`` is left behind."""
         self.lifecycle.close()
-        for lease in self._serving.values():
+        for lease in list(self._serving.values()):  # a start that was given up may load one still
             lease.model.close()
         for workers in self.workers:
             workers.close(seconds)

@@ -28,6 +28,8 @@ from condensery.runtime.queue import QueuedRequest, call_in_loop
 
 NO_POSITIONS: CachePositions = np.zeros(0, dtype=np.int64)
 LIKELIEST_END = 1 - 1e-7  # least below 1 in fp32
+# Least that fp32 divides by on every device; what is below 1e-45 is 0, and would give NaN.
+LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ def sample_tokens(
         at = torch.tensor(sampled, device=scores.device)
         ids[at] = _draw(
             scores[at],
-            scores.new_tensor([[samplings[row].temperature] for row in sampled]),
+            scores.new_tensor(
+                [[max(samplings[row].temperature, LEAST_TEMPERATURE)] for row in sampled]
+            ),
             scores.new_tensor([[samplings[row].top_p] for row in sampled]),
             scores.new_tensor([[numbers[row]] for row in sampled]),
         )

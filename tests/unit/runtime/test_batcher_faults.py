@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -183,6 +184,31 @@ async def test_a_batch_that_runs_out_of_memory_is_split_and_tried_again(worker: 
     assert ran == [8, 4, 2, 2, 4, 2, 2]
     assert sampler(metrics)("oom_total", model="m", action="split") == 3
     assert sampler(metrics)("oom_total", model="m", action="failed") == 0
+
+
+async def test_what_a_failed_batch_computed_is_gone_before_its_halves_run(worker: Workers) -> None:
+    computed: list[weakref.ref[torch.Tensor]] = []
+    left: list[int] = []
+
+    def run_out(batch: list[int]) -> None:
+        hidden = torch.zeros(len(batch))
+        computed.append(weakref.ref(hidden))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def forward(batch: list[int]) -> list[int]:
+        left.append(sum(tensor() is not None for tensor in computed))
+        if len(batch) == 4:
+            run_out(batch)
+        if len(batch) == 2:
+            try:
+                run_out(batch)
+            except torch.OutOfMemoryError as error:
+                raise RuntimeError from error
+        return batch
+
+    assert await submit(Batcher(forward, worker), [1, 2, 3, 4], [1] * 4) == [1, 2, 3, 4]
+    assert len(computed) == 3
+    assert left == [0] * 7
 
 
 async def test_an_item_too_large_for_memory_fails_alone(worker: Workers) -> None:

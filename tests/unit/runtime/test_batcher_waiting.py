@@ -18,7 +18,7 @@ from condensery.errors import (
 from condensery.metrics import Metrics
 from condensery.request_context import RequestContext
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.queue import BatchLimits
+from condensery.runtime.queue import SHORT_TOKENS, BatchLimits
 from condensery.runtime.workers import Workers
 
 
@@ -180,6 +180,26 @@ async def test_time_that_runs_out_while_its_batch_runs_harms_no_batch_mate(
     assert ran == [["held"], ["late", "mate"]]
     sample = sampler(metrics)
     assert sample("cancelled_total", model="m", stage="forward", cause="deadline") == 1
+
+
+@pytest.mark.parametrize("expires", ["short", "long"])
+async def test_a_queue_whose_time_has_run_out_keeps_no_worker_from_the_other(
+    device: Device, worker: Workers, expires: str
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(batch_items=1))
+    held = await device.held(batcher)
+    call, tokens = RequestContext(), {"short": 1, "long": 2 * SHORT_TOKENS}
+    late = await started(under(call, submit(batcher, ["late"], [tokens.pop(expires)])))
+    ((kind, cost),) = tokens.items()
+    # Two: the first short one goes before any long one, and only then is it a long one's turn.
+    names = [f"{kind} {place}" for place in range(2)]
+    waiting = [await started(submit(batcher, [name], [cost])) for name in names]
+    call.deadline = time.monotonic()  # its own timer does not know: the loop was busy
+    device.free.set()
+    await settled([held, *waiting])
+    assert device.batches == [["held"], *([name] for name in names)]
+    late.cancel()
+    await settled([late])
 
 
 async def test_what_comes_too_late_is_not_even_queued(device: Device, worker: Workers) -> None:

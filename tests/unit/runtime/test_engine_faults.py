@@ -1,7 +1,9 @@
 """Callers that leave or expire and steps that fail: others go on, and all blocks come back."""
 
 import asyncio
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from condensery.networks.caching import BLOCK
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.scheduler import KVCacheConfig
 from condensery.runtime.sequence import GenerationRequest
+from condensery.runtime.workers import WorkItem
 
 
 async def test_who_leaves_frees_its_room_wherever_it_is(served: Served) -> None:
@@ -159,6 +162,74 @@ async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_ba
             await served.empty()
         assert lost.events.empty(), "what it brings home is dropped"
         assert await served.answer(prompt_of(2, 60), 8) == ANSWER(prompt_of(2, 60), 8)
+    finally:
+        gate.opened.set()
+        served.close()
+
+
+def note_looks(served: Served, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return what is set once a worker has looked for a step from now on."""
+    looked, take = threading.Event(), served.engine.take
+
+    def noted(idle: int, *, express: bool) -> WorkItem | None:
+        item = take(idle, express=express)
+        looked.set()
+        return item
+
+    monkeypatch.setattr(served.engine, "take", noted)
+    return looked
+
+
+async def test_who_waits_for_the_room_of_one_that_left_in_mid_step_gets_it_when_the_step_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = Served(workers=2, cache=KVCacheConfig(64, 6 * BLOCK, 256))
+    gate = Gate()
+    try:
+        with served.before_each_step(gate):
+            leaves = served.begin(prompt_of(0, 60), 8)
+            await gate.wait()
+            served.engine.leave(leaves, "client")
+            looked = note_looks(served, monkeypatch)
+            waits = served.begin(prompt_of(1, 60), 8)
+            assert await asyncio.to_thread(looked.wait, WAIT)
+            assert served.running("waiting") == 1
+            gate.opened.set()
+            assert await served.rest(waits) == ANSWER(prompt_of(1, 60), 8)
+            await served.empty()
+    finally:
+        gate.opened.set()
+        served.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_who_waits_for_the_room_of_a_lost_worker_is_told_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    served = Served(cache=KVCacheConfig(64, 6 * BLOCK, 256))
+    gate = Gate()
+    try:
+        with served.before_each_step(gate):
+            lost = served.begin(prompt_of(0, 60), 8)
+            await gate.wait()
+            waits = served.begin(prompt_of(1, 60), 8)
+            if leaves:
+                served.engine.leave(lost, "client")
+            (worker,) = [member for member in served.workers.members() if member.item is not None]
+            item, looked = worker.item, note_looks(served, monkeypatch)
+            assert item is not None
+
+            def fail(reason: str) -> None:
+                assert looked.wait(WAIT), "the next worker must look before the step is given up"
+                item.fail(reason)
+
+            worker.item = replace(item, fail=fail)
+            await asyncio.to_thread(served.workers.replace, worker, "it hung")
+            with pytest.raises(ModelFault, match="no room, since a worker was lost"):
+                await served.rest(waits)
+            gate.opened.set()
+            await served.empty()
+        assert await served.answer(prompt_of(1, 60), 8) == ANSWER(prompt_of(1, 60), 8)
     finally:
         gate.opened.set()
         served.close()

@@ -112,6 +112,15 @@ def served(pairs: Pairs) -> Iterator[VllmServer]:
         yield server
 
 
+@pytest.fixture
+def warn_always() -> Iterator[None]:
+    """Let torch warn each time, and not the first time only."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
 async def compress(pair: OscarModel) -> list[Floats | str]:
     results = await pair.compress(QUESTION, PASSAGES)
     return [item.memory for item in results if isinstance(item, CompressedPassage)]
@@ -186,6 +195,22 @@ async def test_answers_are_those_of_the_pairs_own_generator_token_for_token(
                         ]
                         assert names[0] == names[1]
             assert len(said) > len(contexts), "all prompts say the same"
+
+
+@pytest.mark.usefixtures("warn_always")
+async def test_vectors_that_may_not_be_written_to_are_sent_all_the_same(
+    pairs: Pairs, served: VllmServer
+) -> None:
+    async with opened(pairs, served.url) as pair:
+        memory = [item for item in await compress(pair) if not isinstance(item, str)]
+        held = [item.copy() for item in memory]
+        for item in held:
+            item.flags.writeable = False
+        answers = [
+            text_of([token async for token in pair.generator.generate(prompt, max_tokens=6)])
+            for prompt in (memory, held)
+        ]
+    assert answers[0] == answers[1]
 
 
 async def test_a_token_that_stops_ends_an_answer_and_is_no_part_of_it(pairs: Pairs) -> None:

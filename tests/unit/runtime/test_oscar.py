@@ -1,6 +1,8 @@
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from condensery.networks.oscar_interface import cut_windows
 from condensery.networks.oscar_packing import Pairing
 from condensery.question import CompressedPassage, GeneratedToken, Sampling
 from condensery.runtime.oscar import OscarModel
-from condensery.runtime.oscar_pair import prepare_for_inference
+from condensery.runtime.oscar_pair import CheckedTexts, prepare_for_inference
 from condensery.runtime.workers import Workers
 from condensery.values import PairTraits
 
@@ -527,6 +529,22 @@ def test_a_tokenizer_without_the_special_tokens_is_refused(
     (directory / "tokenizer.json").write_text(text.replace("[SEP]", "[END]"))
     with ThreadPoolExecutor(1) as threads, pytest.raises(CorruptModel, match=r"\[SEP\]"):
         OscarModel.of(pair, directory, shared_workers, name="tiny", threads=threads)
+
+
+def test_a_pair_that_breaks_as_it_is_put_together_leaves_nothing_to_the_workers(
+    tmp_path: Path, shared_workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(texts: CheckedTexts, question: str, context: Sequence[object]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(CheckedTexts, "make_prompt", fail)
+    pair = prepare_for_inference(tiny_pair())
+    halves = [weakref.ref(half) for half in (pair.compressor, pair.generator)]
+    with pytest.raises(ZeroDivisionError):
+        read_with(pair, tmp_path, shared_workers)
+    del pair
+    gc.collect()
+    assert [half() for half in halves] == [None, None]
 
 
 @pytest.mark.gpu

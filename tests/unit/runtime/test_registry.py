@@ -1,6 +1,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,7 @@ from condensery.errors import (
 from condensery.metrics import Metrics
 from condensery.networks import native
 from condensery.networks.quantised import can_quantise
-from condensery.runtime.loader import RunningModel, self_test
+from condensery.runtime.loader import ModelLoader, RunningModel, self_test
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference
 from condensery.runtime.registry import ModelRegistry, make_loader
@@ -576,9 +577,85 @@ async def test_a_start_that_breaks_leaves_no_model_being_tried_and_tells_why(
     monkeypatch.setattr("condensery.runtime.registry.self_test", try_for_ever)
     settings = Settings(dtype="float32", workers=1)
     loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
+    threads = threads_of(loader)
     with pytest.raises(BrokenPipeError):
         await ModelRegistry.start(loader, ModelAliases(), 1.0, say)
     assert ended == [loader.names()[0]]  # the others waited for their turn
+    assert_ended(threads)
+
+
+def test_models_that_can_not_all_be_opened_leave_no_thread(store: ModelStore) -> None:
+    def say(line: str) -> None:
+        raise BrokenPipeError
+
+    settings = Settings(dtype="float32", workers=1)
+    loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
+    threads = threads_of(loader)
+    with pytest.raises(BrokenPipeError):
+        ModelRegistry.open(loader, ModelAliases(), 1.0, say)
+    assert_ended(threads)
+
+
+def threads_of(loader: ModelLoader) -> list[threading.Thread]:
+    members = [member for workers in loader.workers.all() for member in workers.members()]
+    return [member.thread for member in members if member.thread is not None]
+
+
+def assert_ended(threads: list[threading.Thread]) -> None:
+    assert threads
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), thread.name
+
+
+def test_models_that_a_library_breaks_on_are_refused_by_name_and_the_rest_serve(
+    store: ModelStore,
+    load: Callable[..., ModelRegistry],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    words = tiny_pair().compressor.backbone.embeddings.word_embeddings.weight.detach()
+    serving = set(store.names())
+    broken = {
+        "headless": {"num_attention_heads": 0},
+        "imprecise": {"dtype": "float99"},
+        "wide": {"hidden_size": "wide"},
+    }
+    for name, change in broken.items():
+        path = write_base(tmp_path / name, words, 0) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        manifest = Manifest(name=name, kind="encoder", pooling="mean", max_tokens=64)
+        store.publish(path.parent, manifest)
+    models = load()
+    assert {info.name for info in models.models()} == serving
+    assert set(models.refusals()) == set(broken)
+    assert not [reason for reason in models.refusals().values() if "wide" in reason]
+    with pytest.raises(ModelNotFound, match="was refused"):
+        models.encoder("wide")
+    logged = [record for record in caplog.records if record.msg == "model_not_loaded"]
+    assert [vars(record)["model"] for record in logged] == list(broken)
+    assert all(record.exc_info for record in logged)
+
+
+async def test_a_model_whose_trial_breaks_is_refused_and_the_rest_serve(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(model: RunningModel) -> None:
+        await self_test(model)
+        if model.info.name == PAIR:
+            raise TypeError("secret")
+
+    monkeypatch.setattr("condensery.runtime.registry.self_test", test)
+    settings = Settings(dtype="float32", workers=1)
+    loader = make_loader(settings, store, Metrics(tei=False), lambda line: None)
+    models = await ModelRegistry.start(loader, ModelAliases(), 1.0)
+    try:
+        assert set(models.refusals()) == {PAIR}
+        assert "TypeError" in models.refusals()[PAIR]
+        assert "secret" not in models.refusals()[PAIR]
+        assert models.pair().info.name == "another-pair"
+    finally:
+        models.close()
 
 
 async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve(

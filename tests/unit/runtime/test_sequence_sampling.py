@@ -41,9 +41,10 @@ def test_a_temperature_sharpens_or_flattens() -> None:
     assert frequencies(Sampling(temperature=1e-30), count=50) == [1, 0, 0, 0], "no overflow"
 
 
-def test_no_temperature_is_so_small_that_scores_overflow() -> None:
+@pytest.mark.parametrize("temperature", [1e-37, 1e-44, 1e-46, math.ulp(0.0)])
+def test_no_temperature_is_so_small_that_scores_overflow(temperature: float) -> None:
     scores = torch.tensor([[-300.0, 299.0, 300.0]])
-    assert frequencies(Sampling(temperature=1e-37), scores, count=50) == [0, 0, 1]
+    assert frequencies(Sampling(temperature=temperature), scores, count=50) == [0, 0, 1]
 
 
 def test_a_token_that_comes_once_top_p_is_reached_is_left_out_and_draws_part_at_the_edges() -> None:
