@@ -260,7 +260,8 @@ class Int16(nn.Module):
     For inference, where the CPU has AVX2 alone (``native.has_words``): there products of 16 bits,
     added up in pairs, take 0.7 of the time of floats. Sums have 32 bits, so that weights and inputs
     have as many steps as never overflow those, whatever the inputs are: of MiniLM's matrices with
-    384 inputs some 5,000 on either side of 0, with 1,536 some 2,500.
+    384 inputs some 5,000 on either side of 0, with 1,536 some 2,500. Weights that were rounded to 8
+    bits before, as small models are stored, are held in those, and exactly.
 
     Args:
         weight: (out, in).
@@ -268,12 +269,11 @@ class Int16(nn.Module):
         activation: As ``Dense`` has it.
 
     Attributes:
-        weight_steps: Of weights, on either side of 0; None: as many as inputs have.
-        steps: Of inputs.
+        steps: Of inputs, on either side of 0; weights have as many, or 127.
     """
 
     form = "words"
-    weight_steps: int | None = None
+    eight_bits = False  # whatever the weights are
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "none"
@@ -288,9 +288,12 @@ class Int16(nn.Module):
         norm = torch.linalg.vector_norm
         together = norm(exact, 1, dim=1) / norm(exact, torch.inf, dim=1).clamp_min(TINY)
         spread = 1.001 * together.nan_to_num(self.in_features).max().item() + 1  # sums in fp32
-        steps = self.weight_steps or min(math.isqrt(int(LARGEST / spread)), MOST_STEPS)
+        codes, scales = _round_outputs(exact)
+        steps = 127
+        if not self.eight_bits and not _are_exact(exact, codes, scales):
+            steps = min(math.isqrt(int(LARGEST / spread)), MOST_STEPS)
+            codes, scales = _round_outputs(exact, steps)
         self.steps = min(int(LARGEST / (steps * spread + self.in_features / 2)), MOST_STEPS)
-        codes, scales = _round_outputs(exact, steps)
         self.bias = None if bias is None else nn.Buffer(bias.detach().float())
         self.packed = native.pack_words(codes)
         filler = -self.out_features % native.PANEL
@@ -322,7 +325,7 @@ class WideInt8(Int16):
     In the place of ``Int8`` where the CPU has AVX2 alone.
     """
 
-    weight_steps = 127
+    eight_bits = True
 
 
 def _round_outputs(weight: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
@@ -342,6 +345,14 @@ def _round_outputs(weight: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
         scale.copy_(part.abs().amax(dim=1).clamp_min_(TINY).div_(steps))
         own.copy_((part / scale[:, None]).round_())
     return codes, scales
+
+
+def _are_exact(weight: Tensor, codes: Tensor, scales: Tensor) -> bool:
+    """Tell whether codes are all there is to a weight: to a hundredth of a step."""
+    parts = zip(weight.split(PART), codes.split(PART), scales.split(PART), strict=True)
+    return all(
+        bool(((part / scale[:, None] - own).abs() <= 0.01).all()) for part, own, scale in parts
+    )
 
 
 def _round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

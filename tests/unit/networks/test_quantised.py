@@ -181,7 +181,24 @@ def test_there_are_as_many_steps_as_sums_of_32_bits_have_room_for(
     largest = codes.abs().sum(1).max().item() * product.steps
     assert largest < 2**31
     assert product.steps == 2**15 - 1 or largest > 0.97 * 2**31
-    assert codes.abs().max() == (product.weight_steps or pytest.approx(product.steps, rel=0.01))
+    wanted = 127 if kind is WideInt8 else pytest.approx(product.steps, rel=0.01)
+    assert codes.abs().max() == wanted
+    assert product.packed.dtype == (torch.int8 if kind is WideInt8 else torch.int16)
+
+
+@int16
+def test_weights_that_were_rounded_to_8_bits_before_are_held_in_those_exactly() -> None:
+    torch.manual_seed(3)
+    codes = torch.randint(-127, 128, (96, 384)).float()
+    codes[:, 5] = 127
+    weight, some = codes * torch.rand(96, 1), torch.randn(40, 384)
+    with torch.inference_mode():
+        product = Int16(weight, None)
+        got, wanted = product(some).double(), nn.functional.linear(some.double(), weight.double())
+        assert product.packed.dtype == torch.int8
+        assert (got - wanted).norm() < 1e-4 * wanted.norm()
+        weight[50, 7] += 0.3 * weight[50, 5] / 127
+        assert Int16(weight, None).packed.dtype == torch.int16
 
 
 @int16
