@@ -10,8 +10,8 @@ from condensery.documents.sections import Outline, Section
 
 # Before the text, as site generators have it; read as Markdown it would be a heading.
 _FRONT_MATTER = re.compile(r"\A---[^\S\n]*\n(.*?\n)??(?:---|\.\.\.)[^\S\n]*(?:\n|\Z)", re.DOTALL)
-_TITLE = re.compile(r"^title:[^\S\n]*(['\"]?)(.+?)\1[^\S\n]*$", re.MULTILINE)
-_COMMENT = re.compile(r"\A\s*(?:<!--.*?-->\s*)+\Z", re.DOTALL)
+_TITLE = re.compile(r"^title:(.+)", re.MULTILINE)
+_COMMENT, _COMMENT_END = "<!--", re.compile(r"-->\s*")
 
 
 def read_markdown(text: str) -> list[Section]:
@@ -25,8 +25,8 @@ def read_markdown(text: str) -> list[Section]:
     if front := _FRONT_MATTER.match(text):
         skipped = front[0].count("\n")
         text = text[front.end() :]
-        if title := _TITLE.search(front[1] or ""):
-            outline.add_heading(0, title[2])
+        if title := _read_title(front[1] or ""):
+            outline.add_heading(0, title)
     lines = text.split("\n")
     for token, content in _top_level(MarkdownIt("commonmark").enable("table").parse(text)):
         if token.map is None:
@@ -36,9 +36,33 @@ def read_markdown(text: str) -> list[Section]:
             outline.add_heading(int(token.tag[1:]), plain_text(content))
         elif token.type != "hr":
             block = "\n".join(lines[first:end])
-            if not (token.type == "html_block" and _COMMENT.match(block)):
+            if not (token.type == "html_block" and _is_comment(block)):
                 outline.add(block, skipped + first + 1)
     return outline.sections
+
+
+# By hand, in time proportional to the text: as regular expressions these two went back again and
+# again, the comments' exponentially, and all other threads wait meanwhile.
+
+
+def _read_title(front: str) -> str:
+    """Return the title in front matter, without its quotes; "" where there is none."""
+    for match in _TITLE.finditer(front):
+        if title := match[1].strip():
+            quoted = len(title) > 2 and title[0] in "'\"" and title[-1] == title[0]
+            return title[1:-1] if quoted else title
+    return ""
+
+
+def _is_comment(block: str) -> bool:
+    """Tell whether a block of markup is comments alone."""
+    text, at = block.strip(), 0
+    while text.startswith(_COMMENT, at):
+        end = _COMMENT_END.search(text, at + len(_COMMENT))
+        if end is None:
+            return False
+        at = end.end()
+    return 0 < at == len(text)
 
 
 def _top_level(tokens: list[Token]) -> list[tuple[Token, Token | None]]:

@@ -1,3 +1,7 @@
+import time
+
+import pytest
+
 from condensery.documents.markdown import read_markdown
 from condensery.documents.sections import HEADED_CHARS, PLAIN_CHARS, Section, make_documents
 from condensery.values import Document
@@ -42,6 +46,40 @@ def test_front_matter_gives_its_title_and_comments_are_left_out() -> None:
     assert document.text == "My page\n\nWords."
     assert document.metadata == {"heading": ["My page"], "line": 7}
     assert documents("---\n---\nWords.")[0].text == "Words."
+
+
+def test_only_what_is_comments_alone_is_left_out() -> None:
+    alone = "<!-- a -->", "<!---->  <!-- -- > -->", "<!---->" * 1000, "<!-- <!-- -->"
+    assert [documents(f"{text}\n") for text in alone] == [[]] * len(alone)
+    others = "<!-- a --> words <!-- b -->", "<!---->x", "<!-- never ended", "<!-->", "<!--->"
+    assert [documents(text)[0].text for text in others] == [*others]
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("title: A: b", "A: b"),
+        ("title:\nx: y\ntitle: B", "B"),
+        ('title: "it\'s" \t', "it's"),
+        ("title: 'open", "'open"),
+        ("title: ''", "''"),
+        ("subtitle: no\n title: no", None),
+    ],
+)
+def test_a_title_is_what_stands_behind_the_word_without_its_quotes(
+    line: str, title: str | None
+) -> None:
+    (document,) = documents(f"---\n{line}\n---\nWords.\n")
+    assert document.metadata.get("heading") == (None if title is None else [title])
+
+
+def test_comments_and_blanks_without_end_are_read_in_proportion_to_their_length() -> None:
+    begun = time.monotonic()
+    (document,) = documents("<!---->" * 26 + "x")
+    assert time.monotonic() - begun < 5  # seconds; twice as long for each comment, it was over 15
+    assert document.text.endswith("x")
+    blanks = " " * 10**6  # hours, where each place is tried with each end
+    assert documents(f"---\ntitle: a{blanks}b\n---\nx")[0].metadata["heading"] == ["a b"]
 
 
 def test_each_piece_of_a_long_section_begins_with_its_headings_and_nothing_is_lost() -> None:
