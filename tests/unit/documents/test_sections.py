@@ -1,9 +1,17 @@
+import itertools
+import random
 import time
 
 import pytest
 
 from condensery.documents.markdown import read_markdown
-from condensery.documents.sections import HEADED_CHARS, PLAIN_CHARS, Section, make_documents
+from condensery.documents.sections import (
+    HEADED_CHARS,
+    PLAIN_CHARS,
+    Section,
+    make_documents,
+    take_anchor,
+)
 from condensery.values import Document
 
 
@@ -96,6 +104,38 @@ def test_each_piece_of_a_long_section_begins_with_its_headings_and_nothing_is_lo
 def test_headings_of_one_name_have_different_ids() -> None:
     made = documents("# A\n\nx\n\n# A\n\ny\n\n# A-2\n\nz\n\n# !\n\nw\n")
     assert [document.id.split("#")[1] for document in made] == ["a", "a-2", "a-2-2", "text"]
+
+
+def test_anchors_are_numbered_by_the_first_number_that_is_free() -> None:
+    dice = random.Random(1)
+    headings = [dice.choice(["a", "a-2", "a-3", "a-2-2", "a-10", "b"]) for _ in range(300)]
+    taken: set[str] = set()
+    for heading in headings:
+        numbers = (f"{heading}-{number}" for number in itertools.count(2))
+        taken.add(next(free for free in itertools.chain([heading], numbers) if free not in taken))
+    numbered: dict[str, int] = {}
+    assert {take_anchor(heading, numbered) for heading in headings} == taken
+
+
+def test_the_number_of_a_heading_is_not_looked_for_from_the_first_again() -> None:
+    class Counted(dict[str, int]):
+        asked = 0
+
+        def __contains__(self, key: object) -> bool:
+            self.asked += 1
+            return super().__contains__(key)
+
+    numbered = Counted()
+    assert [take_anchor("a", numbered) for _ in range(1000)][-1] == "a-1000"
+    assert numbered.asked < 4000
+
+
+def test_a_block_that_is_cut_has_the_line_of_each_piece() -> None:
+    words = "".join(f"Line {number} says so.\n" for number in range(1, 2001))
+    made = documents(f"# A\n\n{words}")
+    assert len(made) > 50
+    for document in made:
+        assert document.text.startswith(f"A\n\nLine {document.metadata['line'] - 2} says")
 
 
 def test_text_without_headings_is_left_whole_up_to_what_a_request_takes() -> None:
