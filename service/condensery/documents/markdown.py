@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Callable
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -14,11 +15,15 @@ _TITLE = re.compile(r"^title:(.+)", re.MULTILINE)
 _COMMENT, _COMMENT_END = "<!--", re.compile(r"-->\s*")
 
 
-def read_markdown(text: str) -> list[Section]:
+def read_markdown(text: str, check: Callable[[], None] = lambda: None) -> list[Section]:
     """Return the sections of a Markdown text, its source as it stands.
 
     Headings within quotations and lists are text like any other. Comments are left out; of front
     matter the title is a heading above all.
+
+    Args:
+        check: Called for each line and each mark within it, as ``Reading.check``: a megabyte takes
+            half a minute at worst.
     """
     outline = Outline()
     skipped = 0
@@ -28,7 +33,7 @@ def read_markdown(text: str) -> list[Section]:
         if title := _read_title(front[1] or ""):
             outline.add_heading(0, title)
     lines = text.split("\n")
-    for token, content in _top_level(MarkdownIt("commonmark").enable("table").parse(text)):
+    for token, content in _top_level(_make_parser(check).parse(text)):
         if token.map is None:
             continue
         first, end = token.map
@@ -39,6 +44,21 @@ def read_markdown(text: str) -> list[Section]:
             if not (token.type == "html_block" and _is_comment(block)):
                 outline.add(block, skipped + first + 1)
     return outline.sections
+
+
+def _make_parser(check: Callable[[], None]) -> MarkdownIt:
+    """Return a parser that calls ``check`` as its first rule, which matches nothing."""
+
+    def match_nothing(*_state: object) -> bool:
+        check()
+        return False
+
+    parser = MarkdownIt("commonmark").enable("table")
+    # Within these, which may be long, it is called for each line.
+    alt = ["paragraph", "reference", "blockquote", "list"]
+    parser.block.ruler.before("table", "check", match_nothing, {"alt": alt})
+    parser.inline.ruler.before("text", "check", match_nothing)
+    return parser
 
 
 # By hand, in time proportional to the text: as regular expressions these two went back again and

@@ -1,6 +1,7 @@
 import io
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,19 @@ def test_a_pdf_file_has_a_section_a_page_with_its_number() -> None:
         ("n#page-1", "Radium glows.", {"page": 1}),
         ("n#page-3", "Helium rises.", {"page": 3}),
     ]
+
+
+def test_a_check_comes_with_each_element_paragraph_row_and_page() -> None:
+    asked: Counter[str] = Counter()
+    written, document = io.BytesIO(), docx.Document()
+    document.add_table(20, 1)
+    for _ in range(20):
+        document.add_paragraph("It glows.")
+    document.save(written)
+    read_html(b"<p>" + b"<b>a</b>" * 40, "x", "utf-8", lambda: asked.update(["html"]))
+    read_pdf(write_pdf("Words.", *[""] * 39), "x", lambda: asked.update(["pdf"]))
+    read_docx(written.getvalue(), "x", lambda: asked.update(["docx"]))
+    assert min(asked[kind] for kind in ("html", "pdf", "docx")) >= 40
 
 
 def test_files_that_are_damaged_or_without_text_are_refused_by_name() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from condensery.documents import records
 from condensery.documents.records import (
     Columns,
     FileFormat,
@@ -155,6 +156,20 @@ def test_lines_are_read_from_gzip_and_one_cut_short_is_an_error() -> None:
     for broken in (packed[:-20], b"no gzip at all"):
         with pytest.raises(InputError, match="x: is no gzip, or damaged"):
             list(read_lines(io.BytesIO(broken), "x", packed=True))
+
+
+def test_what_unfolds_to_far_more_than_text_does_is_not_read_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records, "UNPACKED_BYTES", 10_000)
+    packed = gzip.compress(b"\n" * 10**6)
+    read: list[Line] = []
+    with pytest.raises(InputError, match=r"x, line \d+: over 100 times as long"):
+        read.extend(read_lines(io.BytesIO(packed), "x", packed=True))
+    assert len(read) <= 10_000 + 100 * len(packed)
+    text = b"".join(b"Line %d says what it says.\n" % number for number in range(10_000))
+    assert len(list(read_lines(io.BytesIO(gzip.compress(text)), "x", packed=True))) == 10_000
+    assert len(list(read_lines(io.BytesIO(b"\n" * 10**5), "x"))) == 10**5
 
 
 def test_a_line_without_an_end_is_not_read_into_memory() -> None:

@@ -324,6 +324,47 @@ async def test_a_client_that_leaves_while_files_are_written_ends_that(
     assert (await kb(("a.md", GUIDE)))["documents"] == 2
 
 
+class Endless(io.RawIOBase):
+    """A file of empty lines that ends where a test says so."""
+
+    def __init__(self) -> None:
+        self.reads, self.ended = 0, False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return 0
+
+    def readinto(self, buffer: Any) -> int:
+        self.reads += 1
+        buffer[:] = b"\n" * len(buffer)
+        return 0 if self.ended else len(buffer)
+
+
+async def test_a_client_that_leaves_while_a_file_is_read_ends_that(
+    line, services, kb, client, monkeypatch
+):
+    endless = Endless()
+    monkeypatch.setattr(Spool, "open", lambda *_: io.BufferedReader(endless))
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    asked = line(FILES, form_of(("a.jsonl", b"{}"), ("b.jsonl", b"{}")), headers=headers)
+    asked.start()
+    try:
+        await asked.until(lambda: endless.reads > 3)
+        asked.leave()
+        await asked.until(lambda: services.uploads.reading._value == services.uploads.READ_AT_ONCE)
+    finally:
+        endless.ended = True
+    await asked.end()
+    assert not services.uploads.lock("kb").locked()
+    monkeypatch.undo()
+    assert (await kb(("a.md", GUIDE)))["documents"] == 2
+
+
 async def test_files_wait_where_the_model_is_busy(kb, registry):
     encoder = registry.encoders["words"]
     encoder.fails = Overloaded("full", retry_after_seconds=0.01)
