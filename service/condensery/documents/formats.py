@@ -14,6 +14,7 @@ from condensery.errors import InputError
 
 DECLARED_BYTES = 4096  # of a page: its encoding is declared within
 MAX_UNPACKED_BYTES = 256 * 2**20  # of a Word file, which is a zip
+MAX_COLUMNS = 1000  # of its tables: Word has 63, and python-docx makes as many cells as a file says
 
 # What says nothing of its own: ways around a site, what is run or drawn.
 _SKIPPED = frozenset(
@@ -194,16 +195,23 @@ def read_docx(
         if unpacked > MAX_UNPACKED_BYTES:
             raise InputError(f"{source}: over {MAX_UNPACKED_BYTES // 2**20} MiB when unpacked")
         outline = Outline()
+        styles: dict[str | None, str] = {}  # names by ids: each is looked for among all of them
         for item in docx.Document(io.BytesIO(content)).iter_inner_content():
             check()
             if isinstance(item, docx.table.Table):
                 rows = []
                 for row in item.rows:
                     check()
+                    # python-docx has no public names for what it counts these by
+                    columns = sum(max(1, cell.grid_span) for cell in row._tr.tc_lst)
+                    if columns > MAX_COLUMNS:
+                        raise InputError(f"{source}: a table of over {MAX_COLUMNS} columns")
                     rows.append(" | ".join(_cells(row)))
                 outline.add("\n".join(rows))
                 continue
-            style = (item.style.name or "") if item.style is not None else ""
+            if (style := styles.get(item._p.style)) is None:
+                style = (item.style.name or "") if item.style is not None else ""
+                styles[item._p.style] = style
             heading = _HEADING_STYLE.match(style)
             if heading or style == "Title":
                 outline.add_heading(int(heading[1]) if heading else 0, item.text)
