@@ -8,6 +8,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -237,7 +238,7 @@ def parse_json(content: str, source: str, columns: Columns) -> Iterator[Document
         InputError: It is no JSON, or a record is no document.
     """
     try:
-        entries = json.loads(content, parse_constant=_refuse_constant)
+        entries = _DECODER.decode(content)
     except json.JSONDecodeError as error:
         if not error.msg.startswith("Extra data"):
             raise InputError(f"{source}: not JSON: {error}") from error
@@ -334,7 +335,7 @@ def _make_document(fail: Callable[[str], InputError], entry: Any, columns: Colum
 
 def _read_json(line: Line) -> Any:
     try:
-        return json.loads(line.text, parse_constant=_refuse_constant)
+        return _DECODER.decode(line.text)
     except (ValueError, RecursionError) as error:
         raise line.fail(f"not JSON: {error}") from error
 
@@ -368,3 +369,13 @@ def _parse_text(lines: Iterable[Line], prefix: str) -> Iterator[tuple[Document, 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _read_float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{shorten(text)} is too large a number; numbers must be finite")
+    return number
+
+
+# What is not finite would be stored as null.
+_DECODER = json.JSONDecoder(parse_float=_read_float, parse_constant=_refuse_constant)

@@ -52,6 +52,9 @@ def test_json_lines_are_documents_and_other_fields_are_metadata(tmp_path: Path) 
         (b'["b"]', "a document is an object"),
         (b'{"id": "b",', "not JSON"),
         (b'{"id": "b", "text": "t", "metadata": {"x": NaN}}', "NaN is not a JSON number"),
+        (b'{"id": "b", "text": "t", "x": [-Infinity]}', "-Infinity is not a JSON number"),
+        (b'{"id": "b", "text": "t", "metadata": {"x": 1e999}}', "'1e999' is too large a number"),
+        (b'{"id": "b", "text": "t", "x": -1' + b"0" * 400 + b".0}", "numbers must be finite"),
         (b'{"id": "b", "text": "\xff"}', "not UTF-8 at byte 22"),
     ],
 )
@@ -111,7 +114,7 @@ def test_json_is_a_list_of_documents_or_one_a_line_and_nothing_else() -> None:
     for content in ('{"openapi": "3.1"}', "[1, 2]", '"text"'):
         with pytest.raises(NoRecords):
             list(parse_json(content, "x", Columns()))
-    for content in ("[1,", "[" * 100_000):
+    for content in ("[1,", "[" * 100_000, '[{"id": "a", "text": "x", "n": 1e999}]'):
         with pytest.raises(InputError, match="x: not JSON"):
             list(parse_json(content, "x", Columns()))
     with pytest.raises(InputError, match="x, record 2: text: is missing"):

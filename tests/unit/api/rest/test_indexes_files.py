@@ -396,14 +396,26 @@ async def test_what_no_request_could_hold_is_refused_document_by_document(client
     lines = [
         b'{"id": "surrogate", "text": "\\ud800"}',
         b'{"id": "huge", "text": "x", "n": 99999999999999999999999}',
+        b'{"id": "small", "text": "x", "n": 1e-999}',
         b'{"id": "deep", "text": "x", "n": ' + b"[" * 80 + b"]" * 80 + b"}",
         b'{"id": "good", "text": "x"}',
         b'{"id": "' + b"i" * 600 + b'", "text": "x"}',
     ]
     added = await kb(("a.jsonl", b"\n".join(lines)))
-    assert added["files"][0]["documents"] == 1
+    assert added["files"][0]["documents"] == 2
     assert "surrogate" in added["files"][0]["reason"]
-    assert set(await stored(client)) == {"good"}
+    assert set(await stored(client)) == {"good", "small"}
+
+
+async def test_a_number_that_is_not_finite_is_refused_and_not_kept_as_null(client, kb):
+    for number in ("1e999", "-1e999", "NaN", "Infinity"):
+        line = f'{{"id": "a", "text": "x", "n": {{"m": [{number}]}}}}'
+        added = await kb(("a.jsonl", f'{{"id": "b", "text": "y"}}\n{line}'.encode()))
+        assert "line 2: not JSON" in added["files"][0]["reason"]
+        assert number in added["files"][0]["reason"]
+        body = f'{{"documents": [{line}]}}'
+        assert (await client.post("/v1/indexes/kb/documents", content=body)).status_code == 400
+    assert set(await stored(client)) == {"b"}
 
 
 async def test_a_form_that_is_meddled_with_gets_a_reply_and_breaks_nothing(client, kb):
