@@ -16,8 +16,11 @@ _ABBREVIATIONS = frozenset(
 )  # fmt: skip
 # A full stop with its closing quotes or brackets; CJK's need no blank. A line ends a sentence where
 # the next is empty or indented, or begins as lists, tables, headings and quotations do.
+# Many stops in a row are tried from the first alone, and blanks before a line's end from none: from
+# each, a long row of either takes time by the square of its length.
 _END = re.compile(
-    r"(?P<stop>[.!?…]+)[\"'”’»)\]]*\s+|[。！？]\s*|[^\S\n]*\n(?=[\s\-*•#|>]|\d+[.)]\s)\s*"
+    r"(?<![.!?…])(?P<stop>[.!?…]++)[\"'”’»)\]]*+\s+|[。！？]\s*"
+    r"|\n(?=[\s\-*•#|>]|\d++[.)]\s)\s*"
 )
 _WORD = re.compile(r"\w+")
 _BLANK = re.compile(r"\s")
@@ -78,9 +81,9 @@ def shared_letters(text: str, words: frozenset[str]) -> int:
 
 def _ends(text: str, low: int, high: int) -> Iterator[int]:
     """Yield where sentences end, blanks behind them included, between two places."""
-    for match in _END.finditer(text, low, high):
-        end = match.end()
-        if match["stop"] and _goes_on(text, match.start(), end):
+    for match in _END.finditer(text[low:high]):
+        end = low + match.end()
+        if match["stop"] and _goes_on(text, low + match.start(), end):
             continue
         yield end
 

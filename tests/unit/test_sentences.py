@@ -90,3 +90,10 @@ def test_a_heading_is_no_sentence_unless_it_stands_alone() -> None:
     )
     alone = text[: start - 2]
     assert nearest_sentence(alone, "mill", len(alone)) == (0, len(alone))
+
+
+def test_long_rows_of_stops_and_blanks_are_read_once_and_not_from_each_of_them() -> None:
+    """By the square of their length these took hours, in which no other thread ran."""
+    long = 5 * 10**5
+    for text in ("." * long + ")" * long + "x", "a" + "?!…" * long + "b", "a" + " " * long + "\nb"):
+        assert "".join("".join(cut(text)).split()) == "".join(text.split())

@@ -18,6 +18,7 @@ from typing import BinaryIO, Literal, get_args
 from condensery.documents.formats import read_docx, read_html, read_pdf
 from condensery.documents.records import (
     Columns,
+    Line,
     has_ids,
     parse_json,
     parse_json_lines,
@@ -80,11 +81,14 @@ class Reading:
         kind: Of all files, whatever their names say; None is by their suffix.
         encoding: Of files of text, where they do not say by their first bytes.
         columns: Of records.
+        check: Called again and again while files are read, line by line and block by block; what it
+            raises ends that. It is no part of how they are read.
     """
 
     kind: FileKind | None = None
     encoding: str = "utf-8"
     columns: Columns = field(default_factory=Columns)
+    check: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
@@ -192,6 +196,7 @@ def hash_file(file: BinaryIO, reading: Reading) -> str:
     digest = hashlib.sha256(how.encode())
     file.seek(0)
     while piece := file.read(READ_BYTES):
+        reading.check()
         digest.update(piece)
     file.seek(0)
     return digest.hexdigest()[:32]
@@ -200,9 +205,7 @@ def hash_file(file: BinaryIO, reading: Reading) -> str:
 def owns_ids(file: OpenFile, kind: FileKind, reading: Reading) -> bool:
     """Tell whether a file's documents bring ids of their own; the file is then at its start."""
     if kind in ("csv", "tsv"):
-        packed = is_packed(file.name.path)
-        lines = read_lines(file.stream, file.source, encoding=reading.encoding, packed=packed)
-        first = next(lines, None)
+        first = next(_lines_of(file, reading), None)
         file.stream.seek(0)
         return first is not None and has_ids(
             [name.strip(' "') for name in re.split(r"[,;\t|]", first.text)], reading.columns
@@ -219,11 +222,11 @@ def read_documents(
         InputError: The file can't be read as its kind; the message names it, and where it can, the
             line. Of files of records the documents before that line have come.
     """
-    name, packed = file.name.whole, is_packed(file.name.path)
+    name = file.name.whole
     if len(name) > MAX_NAME_CHARS:
         raise InputError(f"{file.source}: its path is over the {MAX_NAME_CHARS} characters of ids")
     if kind in BY_LINE:
-        lines = read_lines(file.stream, file.source, encoding=reading.encoding, packed=packed)
+        lines = _lines_of(file, reading)
         if kind == "jsonl":
             yield from parse_json_lines(lines, reading.columns)
         else:
@@ -233,11 +236,25 @@ def read_documents(
     content = read_whole(file)
     if kind == "json":
         text = decode(content, file.source, reading.encoding)
-        documents = list(parse_json(text, file.source, reading.columns))
+        found = parse_json(text, file.source, reading.columns)
     else:
-        documents = list(make_documents(name, _SECTIONS[kind](content, file.source, reading)))
+        found = make_documents(name, _SECTIONS[kind](content, file.source, reading))
+    documents = []
+    for document in found:
+        reading.check()
+        documents.append(document)
     for number, document in enumerate(documents, 1):
         yield document, len(content) * number // len(documents)
+
+
+def _lines_of(file: OpenFile, reading: Reading) -> Iterator[Line]:
+    return read_lines(
+        file.stream,
+        file.source,
+        encoding=reading.encoding,
+        packed=is_packed(file.name.path),
+        check=reading.check,
+    )
 
 
 def read_whole(file: OpenFile) -> bytes:
@@ -291,7 +308,7 @@ _MARKS = (
 def _read_markdown(content: bytes, source: str, reading: Reading) -> list[Section]:
     from condensery.documents.markdown import read_markdown  # late: `--help` does without it
 
-    return read_markdown(decode(content, source, reading.encoding))
+    return read_markdown(decode(content, source, reading.encoding), reading.check)
 
 
 def _read_text(content: bytes, source: str, reading: Reading) -> list[Section]:
@@ -304,15 +321,15 @@ def _read_text(content: bytes, source: str, reading: Reading) -> list[Section]:
 
 
 def _read_html(content: bytes, source: str, reading: Reading) -> list[Section]:
-    return read_html(content, source, reading.encoding)
+    return read_html(content, source, reading.encoding, reading.check)
 
 
-def _read_pdf(content: bytes, source: str, _reading: Reading) -> list[Section]:
-    return read_pdf(content, source)
+def _read_pdf(content: bytes, source: str, reading: Reading) -> list[Section]:
+    return read_pdf(content, source, reading.check)
 
 
-def _read_docx(content: bytes, source: str, _reading: Reading) -> list[Section]:
-    return read_docx(content, source)
+def _read_docx(content: bytes, source: str, reading: Reading) -> list[Section]:
+    return read_docx(content, source, reading.check)
 
 
 _SECTIONS: dict[str, Callable[[bytes, str, Reading], list[Section]]] = {

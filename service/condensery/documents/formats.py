@@ -4,7 +4,7 @@ import io
 import logging
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ from condensery.errors import InputError
 
 DECLARED_BYTES = 4096  # of a page: its encoding is declared within
 MAX_UNPACKED_BYTES = 256 * 2**20  # of a Word file, which is a zip
+MAX_COLUMNS = 1000  # of its tables: Word has 63, and python-docx makes as many cells as a file says
 
 # What says nothing of its own: ways around a site, what is run or drawn.
 _SKIPPED = frozenset(
@@ -48,11 +49,14 @@ def reading_by(source: str, library: str) -> Iterator[None]:
         raise InputError(f"{source}: {library} can't read it: {problem}") from error
 
 
-def read_html(content: bytes, source: str, encoding: str) -> list[Section]:
+def read_html(
+    content: bytes, source: str, encoding: str, check: Callable[[], None] = lambda: None
+) -> list[Section]:
     """Return a page's sections by its headings, without its navigation and scripts.
 
     Args:
         encoding: Where the page is no UTF-8 and does not say what it is.
+        check: Called for each element, as ``Reading.check``.
 
     Raises:
         InputError: It is in another encoding, or lxml is missing.
@@ -67,7 +71,7 @@ def read_html(content: bytes, source: str, encoding: str) -> list[Section]:
         root = etree.fromstring(content, parser)
         if fatal := [entry.message for entry in parser.error_log if entry.level_name == "FATAL"]:
             raise InputError(f"{source}: lxml can't read it: {fatal[0]}")
-        return [] if root is None else _Page(root).sections
+        return [] if root is None else _Page(root, check).sections
 
 
 def _make_utf8(content: bytes, source: str, encoding: str) -> tuple[bytes, str | None]:
@@ -88,7 +92,7 @@ def _make_utf8(content: bytes, source: str, encoding: str) -> tuple[bytes, str |
 class _Page:
     """A page's blocks, collected on one way through its tree."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, check: Callable[[], None]) -> None:
         from lxml import etree
 
         self._outline, self._text = Outline(), [""]
@@ -100,6 +104,7 @@ class _Page:
             self._outline.add_heading(0, title)
         walk = etree.iterwalk(top, events=("start", "end", "comment", "pi"))
         for event, element in walk:
+            check()
             if event == "start" and element.tag in _SKIPPED:
                 walk.skip_subtree()
             elif event == "start":
@@ -140,8 +145,13 @@ class _Page:
             self._outline.add(text.strip("\n"))
 
 
-def read_pdf(content: bytes, source: str) -> list[Section]:
+def read_pdf(
+    content: bytes, source: str, check: Callable[[], None] = lambda: None
+) -> list[Section]:
     """Return a section a page, with its number.
+
+    Args:
+        check: Called for each page, as ``Reading.check``.
 
     Raises:
         InputError: It is damaged, locked by a password, or only pictures; or pypdf is missing.
@@ -155,6 +165,7 @@ def read_pdf(content: bytes, source: str) -> list[Section]:
             raise InputError(f"{source}: it is locked by a password")
         sections = []
         for number, page in enumerate(file.pages, 1):
+            check()
             outline = Outline()
             for paragraph in _PARAGRAPH_END.split(_printable(page.extract_text())):
                 outline.add(paragraph.strip())
@@ -165,8 +176,13 @@ def read_pdf(content: bytes, source: str) -> list[Section]:
         return sections
 
 
-def read_docx(content: bytes, source: str) -> list[Section]:
+def read_docx(
+    content: bytes, source: str, check: Callable[[], None] = lambda: None
+) -> list[Section]:
     """Return a Word file's sections by its headings; of tables a line is a row.
+
+    Args:
+        check: Called for each paragraph and row, as ``Reading.check``.
 
     Raises:
         InputError: It is damaged, or too long when unpacked; or python-docx is missing.
@@ -179,12 +195,23 @@ def read_docx(content: bytes, source: str) -> list[Section]:
         if unpacked > MAX_UNPACKED_BYTES:
             raise InputError(f"{source}: over {MAX_UNPACKED_BYTES // 2**20} MiB when unpacked")
         outline = Outline()
+        styles: dict[str | None, str] = {}  # names by ids: each is looked for among all of them
         for item in docx.Document(io.BytesIO(content)).iter_inner_content():
+            check()
             if isinstance(item, docx.table.Table):
-                rows = (" | ".join(_cells(row)) for row in item.rows)
+                rows = []
+                for row in item.rows:
+                    check()
+                    # python-docx has no public names for what it counts these by
+                    columns = sum(max(1, cell.grid_span) for cell in row._tr.tc_lst)
+                    if columns > MAX_COLUMNS:
+                        raise InputError(f"{source}: a table of over {MAX_COLUMNS} columns")
+                    rows.append(" | ".join(_cells(row)))
                 outline.add("\n".join(rows))
                 continue
-            style = (item.style.name or "") if item.style is not None else ""
+            if (style := styles.get(item._p.style)) is None:
+                style = (item.style.name or "") if item.style is not None else ""
+                styles[item._p.style] = style
             heading = _HEADING_STYLE.match(style)
             if heading or style == "Title":
                 outline.add_heading(int(heading[1]) if heading else 0, item.text)

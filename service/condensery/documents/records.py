@@ -8,6 +8,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,9 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 STDIN = "-"
 
 MAX_LINE_BYTES = 64 * 2**20  # a request to a server holds less
+# What is packed may unfold to so many bytes, and over that to so many times its own: text does to
+# three to ten times, a few hundred thousand bytes of nothing to a thousand.
+UNPACKED_BYTES, UNPACKED_TIMES = 64 * 2**20, 100
 DELIMITERS = ",;\t|"
 
 
@@ -163,7 +167,12 @@ def guess_format(path: str, first: Line | None) -> FileFormat:
 
 
 def read_lines(
-    file: BinaryIO, source: str, *, encoding: str = "utf-8", packed: bool = False
+    file: BinaryIO,
+    source: str,
+    *,
+    encoding: str = "utf-8",
+    packed: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[Line]:
     """Yield a file's lines.
 
@@ -171,19 +180,28 @@ def read_lines(
         source: The file's name, for errors.
         encoding: Python's name of one in which the end of a line is its byte.
         packed: Whether it is gzip; the bytes read so far are then those of the file itself.
+        check: Called for each line, as ``Reading.check``.
 
     Raises:
-        InputError: It can't be read, or a line is too long or in another encoding.
+        InputError: It can't be read, a line is too long or in another encoding, or it unfolds to
+            more than ``UNPACKED_BYTES`` and ``UNPACKED_TIMES`` its own.
     """
     if "\n".encode(encoding) != b"\n":
         raise InputError(f"{source}: can't be read line by line in {encoding}; make it UTF-8")
     first = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
     opened = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
-    end = number = 0
+    end = number = unpacked = 0
     try:
         while raw := opened.readline(MAX_LINE_BYTES + 1):
+            check()
             number += 1
-            end = file.tell() if packed else end + len(raw)
+            unpacked += len(raw)
+            end = file.tell() if packed else unpacked
+            if packed and unpacked > UNPACKED_BYTES + UNPACKED_TIMES * end:
+                raise InputError(
+                    f"{source}, line {number}: over {UNPACKED_TIMES} times as long as it is packed,"
+                    " which is not read on; unpack it first"
+                )
             if len(raw) > MAX_LINE_BYTES:
                 raise InputError(
                     f"{source}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB"
@@ -220,7 +238,7 @@ def parse_json(content: str, source: str, columns: Columns) -> Iterator[Document
         InputError: It is no JSON, or a record is no document.
     """
     try:
-        entries = json.loads(content, parse_constant=_refuse_constant)
+        entries = _DECODER.decode(content)
     except json.JSONDecodeError as error:
         if not error.msg.startswith("Extra data"):
             raise InputError(f"{source}: not JSON: {error}") from error
@@ -317,7 +335,7 @@ def _make_document(fail: Callable[[str], InputError], entry: Any, columns: Colum
 
 def _read_json(line: Line) -> Any:
     try:
-        return json.loads(line.text, parse_constant=_refuse_constant)
+        return _DECODER.decode(line.text)
     except (ValueError, RecursionError) as error:
         raise line.fail(f"not JSON: {error}") from error
 
@@ -351,3 +369,13 @@ def _parse_text(lines: Iterable[Line], prefix: str) -> Iterator[tuple[Document, 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _read_float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{shorten(text)} is too large a number; numbers must be finite")
+    return number
+
+
+# What is not finite would be stored as null.
+_DECODER = json.JSONDecoder(parse_float=_read_float, parse_constant=_refuse_constant)

@@ -77,7 +77,7 @@ def make_documents(name: str, sections: Iterable[Section]) -> Iterator[Document]
 
     A section without text is none: a heading alone says nothing.
     """
-    taken: set[str] = set()
+    taken: dict[str, int] = {}
     for section in sections:
         anchor = section.anchor or make_anchor(section.heading)
         prefix = f"{BETWEEN_HEADINGS.join(section.heading)}\n\n" if section.heading else ""
@@ -120,21 +120,22 @@ def pack(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
 
 def _cut(block: Block, limit: int) -> Iterator[Block]:
     text = block.text.strip("\n").rstrip()
-    if len(text) <= limit:
-        yield Block(text, block.line)
-        return
+    line, counted = block.line, 0
+    for start, stop in _cut_places(text, limit):
+        if line is not None:
+            line, counted = line + text.count("\n", counted, start), start
+        yield Block(text[start:stop], line)
+
+
+def _cut_places(text: str, limit: int) -> Iterator[tuple[int, int]]:
     start = stop = 0
-    for first, end in sentences(text):
-        if stop > start and end - start > limit:
-            yield _slice(block, text, start, stop)
-            start = first
-        stop = end
-    yield _slice(block, text, start, len(text))
-
-
-def _slice(block: Block, text: str, start: int, stop: int) -> Block:
-    line = None if block.line is None else block.line + text.count("\n", 0, start)
-    return Block(text[start:stop], line)
+    if len(text) > limit:
+        for first, end in sentences(text):
+            if stop > start and end - start > limit:
+                yield start, stop
+                start = first
+            stop = end
+    yield start, len(text)
 
 
 def make_anchor(heading: tuple[str, ...]) -> str:
@@ -144,11 +145,16 @@ def make_anchor(heading: tuple[str, ...]) -> str:
     return re.sub(r"\s+", "-", kept)[:MAX_ANCHOR_CHARS] or "text"
 
 
-def take_anchor(anchor: str, taken: set[str]) -> str:
-    """Return the anchor, with a number where it is taken, and take it."""
-    number, free = 1, anchor
+def take_anchor(anchor: str, taken: dict[str, int]) -> str:
+    """Return the anchor, with a number where it is taken, and take it.
+
+    Args:
+        taken: Of each anchor that is taken the next number to try: those before it are taken too.
+    """
+    number, free = taken.get(anchor, 2), anchor
     while free in taken:
-        number += 1
         free = f"{anchor}-{number}"
-    taken.add(free)
+        number += 1
+    taken[anchor] = number
+    taken.setdefault(free, 2)
     return free

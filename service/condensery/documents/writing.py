@@ -205,6 +205,7 @@ class FileWriter:
                 self._refuse(tally, twice if file.name.path else "it has no name")
                 continue
             seen.add(tally.name)
+            reading.check()
             try:
                 kind = kind_of(file.name.path, reading)
                 if kind not in BY_LINE:

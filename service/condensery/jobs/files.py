@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -61,7 +61,7 @@ class Spool:
 
     def open(self, start: int, size: int) -> BinaryIO:
         """Open some of the bytes as a file."""
-        return cast(BinaryIO, io.BufferedReader(_Slice(self._file.fileno(), start, size)))
+        return cast(BinaryIO, io.BufferedReader(_Slice(self._file, start, size)))
 
     def close(self) -> None:
         """Give the room back."""
@@ -71,8 +71,8 @@ class Spool:
 class _Slice(io.RawIOBase):
     """A part of a file that others read at the same time."""
 
-    def __init__(self, descriptor: int, start: int, size: int) -> None:
-        self._descriptor, self._start, self._size, self._at = descriptor, start, size, 0
+    def __init__(self, file: io.FileIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._at = file, start, size, 0
 
     def readable(self) -> bool:
         return True
@@ -87,7 +87,8 @@ class _Slice(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)[: max(0, self._size - self._at)]
-        count = os.preadv(self._descriptor, [view], self._start + self._at) if view else 0
+        # By the file, which knows that it is closed: its number may be another's by then.
+        count = os.preadv(self._file.fileno(), [view], self._start + self._at) if view else 0
         self._at += count
         return count
 
@@ -142,7 +143,7 @@ async def add_files(
     def work() -> AddedFiles:
         writer = FileWriter(index, again=again, most=most)
         writer.look_up_files([file.name.whole for file in files])
-        writer.write_files(files, reading)
+        writer.write_files(files, replace(reading, check=index.check))
         writer.flush()
         return writer.results(name)
 
@@ -153,7 +154,7 @@ async def add_files(
             await asyncio.wait({running})
         except asyncio.CancelledError:
             index.stop()
-            await asyncio.wait({running})  # until its next call: it still reads the files
+            await asyncio.wait({running})  # until its next check or call: it reads the files
             running.exception()  # fetched, so that asyncio does not log it
             raise
         return running.result()
@@ -174,10 +175,18 @@ class _HeldIndex:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the call that is under way, and refuse further ones."""
+        """End the call that is under way, refuse further ones, and let ``check`` end the rest."""
         self._stopped = True
         for call in tuple(self._calls):
             call.cancel()
+
+    def check(self) -> None:
+        """Raise CancelledError once stopped, in the thread that reads.
+
+        No Exception: a broken file leads what reads it to any of them, and would be taken for one.
+        """
+        if self._stopped:
+            raise asyncio.CancelledError
 
     def _wait_for(self, job: Coroutine[Any, Any, T]) -> T:
         call = asyncio.run_coroutine_threadsafe(job, self._loop)

@@ -1,3 +1,4 @@
+import gzip
 import io
 
 import pytest
@@ -100,6 +101,35 @@ def test_a_hash_is_of_the_bytes_and_of_how_they_are_read() -> None:
     hashes = [hash_file(io.BytesIO(b"x"), reading) for reading in readings]
     assert len(set(hashes)) == 3
     assert hash_file(io.BytesIO(b"y"), Reading()) not in hashes
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("a.md", b"*line* " * 25 + b"\n" + b"line\n" * 50),
+        ("a.md", b"> " + b"line\n" * 50),
+        ("a.txt", b"Words. " * 200_000),
+        ("a.jsonl", b"\n" * 50 + b'{"id": "a", "text": "x"}\n'),
+        ("a.jsonl.gz", gzip.compress(b"\n" * 50 + b'{"id": "a", "text": "x"}\n')),
+        ("a.json", b"[" + b",".join([b'{"id": "a", "text": "x"}'] * 50) + b"]"),
+        ("a.csv", b'text\n"' + b"\n" * 50 + b'x"\n'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_asked_again_and_again_ends_the_reading_of_a_file(
+    path: str, content: bytes
+) -> None:
+    class LeftError(BaseException):
+        """As CancelledError is: no Exception, and so no fault of the file."""
+
+    left = iter([False] * 40)
+
+    def check() -> None:
+        if next(left, True):
+            raise LeftError
+
+    with pytest.raises(LeftError):
+        read(content, path, Reading(check=check))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 import io
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import docx
 import pytest
+from docx.parts.document import DocumentPart
 
 from condensery.documents.formats import read_docx, read_html, read_pdf
 from condensery.documents.sections import Section, make_documents
@@ -117,6 +119,48 @@ def test_a_pdf_file_has_a_section_a_page_with_its_number() -> None:
         ("n#page-1", "Radium glows.", {"page": 1}),
         ("n#page-3", "Helium rises.", {"page": 3}),
     ]
+
+
+def test_a_check_comes_with_each_element_paragraph_row_and_page() -> None:
+    asked: Counter[str] = Counter()
+    written, document = io.BytesIO(), docx.Document()
+    document.add_table(20, 1)
+    for _ in range(20):
+        document.add_paragraph("It glows.")
+    document.save(written)
+    read_html(b"<p>" + b"<b>a</b>" * 40, "x", "utf-8", lambda: asked.update(["html"]))
+    read_pdf(write_pdf("Words.", *[""] * 39), "x", lambda: asked.update(["pdf"]))
+    read_docx(written.getvalue(), "x", lambda: asked.update(["docx"]))
+    assert min(asked[kind] for kind in ("html", "pdf", "docx")) >= 40
+
+
+def test_a_styles_name_is_looked_up_once_however_many_paragraphs_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    find = DocumentPart.get_style
+
+    def get_style(part: DocumentPart, id: str | None, kind: Any) -> Any:
+        asked.append(id)
+        return find(part, id, kind)
+
+    written, document = io.BytesIO(), docx.Document()
+    for number in range(50):
+        document.add_paragraph(f"{number}.", style="List Bullet" if number % 2 else None)
+    document.save(written)
+    monkeypatch.setattr(DocumentPart, "get_style", get_style)
+    (section,) = read_docx(written.getvalue(), "x")
+    assert [block.text for block in section.blocks[:2]] == ["0.", "- 1."]
+    assert len(asked) <= 4  # a style and whether it is there, for two
+
+
+def test_a_table_of_more_columns_than_any_has_is_refused_and_not_laid_out() -> None:
+    written, document = io.BytesIO(), docx.Document()
+    cell = document.add_table(1, 1).cell(0, 0)
+    cell._tc.grid_span = 10**7  # a file may say 2 * 10**9: 16 GB of references to one cell
+    document.save(written)
+    with pytest.raises(InputError, match="x: a table of over 1000 columns"):
+        read_docx(written.getvalue(), "x")
 
 
 def test_files_that_are_damaged_or_without_text_are_refused_by_name() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from condensery.documents import records
 from condensery.documents.records import (
     Columns,
     FileFormat,
@@ -51,6 +52,9 @@ def test_json_lines_are_documents_and_other_fields_are_metadata(tmp_path: Path) 
         (b'["b"]', "a document is an object"),
         (b'{"id": "b",', "not JSON"),
         (b'{"id": "b", "text": "t", "metadata": {"x": NaN}}', "NaN is not a JSON number"),
+        (b'{"id": "b", "text": "t", "x": [-Infinity]}', "-Infinity is not a JSON number"),
+        (b'{"id": "b", "text": "t", "metadata": {"x": 1e999}}', "'1e999' is too large a number"),
+        (b'{"id": "b", "text": "t", "x": -1' + b"0" * 400 + b".0}", "numbers must be finite"),
         (b'{"id": "b", "text": "\xff"}', "not UTF-8 at byte 22"),
     ],
 )
@@ -110,7 +114,7 @@ def test_json_is_a_list_of_documents_or_one_a_line_and_nothing_else() -> None:
     for content in ('{"openapi": "3.1"}', "[1, 2]", '"text"'):
         with pytest.raises(NoRecords):
             list(parse_json(content, "x", Columns()))
-    for content in ("[1,", "[" * 100_000):
+    for content in ("[1,", "[" * 100_000, '[{"id": "a", "text": "x", "n": 1e999}]'):
         with pytest.raises(InputError, match="x: not JSON"):
             list(parse_json(content, "x", Columns()))
     with pytest.raises(InputError, match="x, record 2: text: is missing"):
@@ -155,6 +159,20 @@ def test_lines_are_read_from_gzip_and_one_cut_short_is_an_error() -> None:
     for broken in (packed[:-20], b"no gzip at all"):
         with pytest.raises(InputError, match="x: is no gzip, or damaged"):
             list(read_lines(io.BytesIO(broken), "x", packed=True))
+
+
+def test_what_unfolds_to_far_more_than_text_does_is_not_read_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records, "UNPACKED_BYTES", 10_000)
+    packed = gzip.compress(b"\n" * 10**6)
+    read: list[Line] = []
+    with pytest.raises(InputError, match=r"x, line \d+: over 100 times as long"):
+        read.extend(read_lines(io.BytesIO(packed), "x", packed=True))
+    assert len(read) <= 10_000 + 100 * len(packed)
+    text = b"".join(b"Line %d says what it says.\n" % number for number in range(10_000))
+    assert len(list(read_lines(io.BytesIO(gzip.compress(text)), "x", packed=True))) == 10_000
+    assert len(list(read_lines(io.BytesIO(b"\n" * 10**5), "x"))) == 10**5
 
 
 def test_a_line_without_an_end_is_not_read_into_memory() -> None:

@@ -1,5 +1,17 @@
+import itertools
+import random
+import time
+
+import pytest
+
 from condensery.documents.markdown import read_markdown
-from condensery.documents.sections import HEADED_CHARS, PLAIN_CHARS, Section, make_documents
+from condensery.documents.sections import (
+    HEADED_CHARS,
+    PLAIN_CHARS,
+    Section,
+    make_documents,
+    take_anchor,
+)
 from condensery.values import Document
 
 
@@ -44,6 +56,40 @@ def test_front_matter_gives_its_title_and_comments_are_left_out() -> None:
     assert documents("---\n---\nWords.")[0].text == "Words."
 
 
+def test_only_what_is_comments_alone_is_left_out() -> None:
+    alone = "<!-- a -->", "<!---->  <!-- -- > -->", "<!---->" * 1000, "<!-- <!-- -->"
+    assert [documents(f"{text}\n") for text in alone] == [[]] * len(alone)
+    others = "<!-- a --> words <!-- b -->", "<!---->x", "<!-- never ended", "<!-->", "<!--->"
+    assert [documents(text)[0].text for text in others] == [*others]
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("title: A: b", "A: b"),
+        ("title:\nx: y\ntitle: B", "B"),
+        ('title: "it\'s" \t', "it's"),
+        ("title: 'open", "'open"),
+        ("title: ''", "''"),
+        ("subtitle: no\n title: no", None),
+    ],
+)
+def test_a_title_is_what_stands_behind_the_word_without_its_quotes(
+    line: str, title: str | None
+) -> None:
+    (document,) = documents(f"---\n{line}\n---\nWords.\n")
+    assert document.metadata.get("heading") == (None if title is None else [title])
+
+
+def test_comments_and_blanks_without_end_are_read_in_proportion_to_their_length() -> None:
+    begun = time.monotonic()
+    (document,) = documents("<!---->" * 26 + "x")
+    assert time.monotonic() - begun < 5  # seconds; twice as long for each comment, it was over 15
+    assert document.text.endswith("x")
+    blanks = " " * 10**6  # hours, where each place is tried with each end
+    assert documents(f"---\ntitle: a{blanks}b\n---\nx")[0].metadata["heading"] == ["a b"]
+
+
 def test_each_piece_of_a_long_section_begins_with_its_headings_and_nothing_is_lost() -> None:
     sentences = [f"Sentence {i} says that {i} comes after {i - 1}." for i in range(100)]
     made = documents("# A\n\n## B\n\n" + " ".join(sentences) + "\n\nEnd.\n")
@@ -58,6 +104,38 @@ def test_each_piece_of_a_long_section_begins_with_its_headings_and_nothing_is_lo
 def test_headings_of_one_name_have_different_ids() -> None:
     made = documents("# A\n\nx\n\n# A\n\ny\n\n# A-2\n\nz\n\n# !\n\nw\n")
     assert [document.id.split("#")[1] for document in made] == ["a", "a-2", "a-2-2", "text"]
+
+
+def test_anchors_are_numbered_by_the_first_number_that_is_free() -> None:
+    dice = random.Random(1)
+    headings = [dice.choice(["a", "a-2", "a-3", "a-2-2", "a-10", "b"]) for _ in range(300)]
+    taken: set[str] = set()
+    for heading in headings:
+        numbers = (f"{heading}-{number}" for number in itertools.count(2))
+        taken.add(next(free for free in itertools.chain([heading], numbers) if free not in taken))
+    numbered: dict[str, int] = {}
+    assert {take_anchor(heading, numbered) for heading in headings} == taken
+
+
+def test_the_number_of_a_heading_is_not_looked_for_from_the_first_again() -> None:
+    class Counted(dict[str, int]):
+        asked = 0
+
+        def __contains__(self, key: object) -> bool:
+            self.asked += 1
+            return super().__contains__(key)
+
+    numbered = Counted()
+    assert [take_anchor("a", numbered) for _ in range(1000)][-1] == "a-1000"
+    assert numbered.asked < 4000
+
+
+def test_a_block_that_is_cut_has_the_line_of_each_piece() -> None:
+    words = "".join(f"Line {number} says so.\n" for number in range(1, 2001))
+    made = documents(f"# A\n\n{words}")
+    assert len(made) > 50
+    for document in made:
+        assert document.text.startswith(f"A\n\nLine {document.metadata['line'] - 2} says")
 
 
 def test_text_without_headings_is_left_whole_up_to_what_a_request_takes() -> None:

@@ -324,6 +324,47 @@ async def test_a_client_that_leaves_while_files_are_written_ends_that(
     assert (await kb(("a.md", GUIDE)))["documents"] == 2
 
 
+class Endless(io.RawIOBase):
+    """A file of empty lines that ends where a test says so."""
+
+    def __init__(self) -> None:
+        self.reads, self.ended = 0, False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return 0
+
+    def readinto(self, buffer: Any) -> int:
+        self.reads += 1
+        buffer[:] = b"\n" * len(buffer)
+        return 0 if self.ended else len(buffer)
+
+
+async def test_a_client_that_leaves_while_a_file_is_read_ends_that(
+    line, services, kb, client, monkeypatch
+):
+    endless = Endless()
+    monkeypatch.setattr(Spool, "open", lambda *_: io.BufferedReader(endless))
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    asked = line(FILES, form_of(("a.jsonl", b"{}"), ("b.jsonl", b"{}")), headers=headers)
+    asked.start()
+    try:
+        await asked.until(lambda: endless.reads > 3)
+        asked.leave()
+        await asked.until(lambda: services.uploads.reading._value == services.uploads.READ_AT_ONCE)
+    finally:
+        endless.ended = True
+    await asked.end()
+    assert not services.uploads.lock("kb").locked()
+    monkeypatch.undo()
+    assert (await kb(("a.md", GUIDE)))["documents"] == 2
+
+
 async def test_files_wait_where_the_model_is_busy(kb, registry):
     encoder = registry.encoders["words"]
     encoder.fails = Overloaded("full", retry_after_seconds=0.01)
@@ -355,14 +396,26 @@ async def test_what_no_request_could_hold_is_refused_document_by_document(client
     lines = [
         b'{"id": "surrogate", "text": "\\ud800"}',
         b'{"id": "huge", "text": "x", "n": 99999999999999999999999}',
+        b'{"id": "small", "text": "x", "n": 1e-999}',
         b'{"id": "deep", "text": "x", "n": ' + b"[" * 80 + b"]" * 80 + b"}",
         b'{"id": "good", "text": "x"}',
         b'{"id": "' + b"i" * 600 + b'", "text": "x"}',
     ]
     added = await kb(("a.jsonl", b"\n".join(lines)))
-    assert added["files"][0]["documents"] == 1
+    assert added["files"][0]["documents"] == 2
     assert "surrogate" in added["files"][0]["reason"]
-    assert set(await stored(client)) == {"good"}
+    assert set(await stored(client)) == {"good", "small"}
+
+
+async def test_a_number_that_is_not_finite_is_refused_and_not_kept_as_null(client, kb):
+    for number in ("1e999", "-1e999", "NaN", "Infinity"):
+        line = f'{{"id": "a", "text": "x", "n": {{"m": [{number}]}}}}'
+        added = await kb(("a.jsonl", f'{{"id": "b", "text": "y"}}\n{line}'.encode()))
+        assert "line 2: not JSON" in added["files"][0]["reason"]
+        assert number in added["files"][0]["reason"]
+        body = f'{{"documents": [{line}]}}'
+        assert (await client.post("/v1/indexes/kb/documents", content=body)).status_code == 400
+    assert set(await stored(client)) == {"b"}
 
 
 async def test_a_form_that_is_meddled_with_gets_a_reply_and_breaks_nothing(client, kb):
