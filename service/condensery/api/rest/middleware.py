@@ -93,7 +93,9 @@ class Exchange:
         headers = scope["headers"]
         self.request_id = read_request_id(find_text_header(headers, b"x-request-id"))
         length = find_header(headers, b"content-length")
-        self._announced = int(length[:20]) if length and length.isdigit() else 0
+        # Of a number too long for any body the first digits do; not of the zeros before one.
+        digits = length.lstrip(b"0")[:20] if length and length.isdigit() else b""
+        self._announced = int(digits or b"0")
         # A body over the limit is refused as that, and not because admission is full.
         self.announced_bytes = 0 if spooled else min(self._announced, max_body)
         self.status = 0

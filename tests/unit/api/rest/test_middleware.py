@@ -96,6 +96,18 @@ async def test_a_body_that_dribbles_ends_with_its_time(line):
     assert asked.status == 408
 
 
+async def test_zeros_before_a_bodys_length_hide_none_of_it(line, services):
+    services.admission.max_bytes = 25_000
+    for held, length, status in (
+        (24_000, "0" * 5000 + "19000", 429),
+        (1000, "9" * 5000, 413),
+        (1000, "0" * 5000, 400),
+    ):
+        with services.admission.admit(held):
+            asked = await line("/v1/embeddings", headers={"content-length": length}).run()
+        assert asked.status == status
+
+
 @pytest.mark.parametrize("path", ["/embed", "/v1/indexes/kb/query"])
 async def test_a_client_that_leaves_is_dropped_and_sent_nothing(line, registry, caplog, path):
     caplog.set_level(logging.INFO, "condensery")
