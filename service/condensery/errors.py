@@ -29,8 +29,9 @@ Errors know no transport: each transport has one table, and a test that no error
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Self
 
 
@@ -307,8 +308,43 @@ class SettingError(StartError):
 
 def shorten(value: object, limit: int = 80) -> str:
     """Return ``repr(value)`` cut to ``limit`` characters, for use in a message."""
-    text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
+    text = _represent(value, limit)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _represent(value: object, limit: int) -> str:
+    """Return ``repr(value)``, of a long one little more than ``limit`` characters.
+
+    All of a request's would take a second, in which no other thread runs.
+    """
+    if isinstance(value, str | bytes):
+        return repr(value[:limit])
+    if isinstance(value, dict):
+        opening, closing = "{}"
+    elif isinstance(value, list | tuple):
+        opening, closing = "[]" if isinstance(value, list) else "()"
+    else:
+        return repr(value)
+    parts: list[str] = []
+    left = limit
+    for item in value:
+        if left < 0:
+            parts.append("…")
+            break
+        part = _represent(item, left)
+        if isinstance(value, dict):
+            part += f": {_represent(value[item], max(0, left - len(part)))}"
+        parts.append(part)
+        left -= len(part) + len(", ")
+    comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+    return f"{opening}{', '.join(parts)}{comma}{closing}"
+
+
+def list_some(values: Collection[object], most: int = 8) -> str:
+    """Return values as a message lists them: of many the first, and how many others there are."""
+    listed = [shorten(value) for value in islice(values, most)]
+    more = len(values) - len(listed)
+    return ", ".join([*listed, f"and {more} more"] if more else listed)
 
 
 def code_of(kind: type[CondenseryError]) -> str:

@@ -52,6 +52,7 @@ from condensery.values import (
 )
 
 DIMS = 8
+VOCABULARY = 1000
 MEMORY_TOKENS = 2
 QUERY_TOKENS = 8
 ROLES: dict[str, tuple[ModelRole, ...]] = {
@@ -162,7 +163,9 @@ class StandInEncoder:
         words = [(m.group(), *m.span()) for m in re.finditer(r"\S+", text)]
         return [*marks, *(TextToken(len(w), w, False, start, end) for w, start, end in words)]
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True, field: str = "ids") -> str:
+        if unknown := [item for item in ids if not 0 <= item < VOCABULARY]:
+            raise InputError.at(field, f"{unknown[0]} is not a token id.", unknown[0])
         return " ".join(str(item) for item in ids if item or not skip_special)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:

@@ -131,9 +131,9 @@ class RemoteEncoder(_RemoteModel):
         check_text(text, field, self._tokenizer.max_characters)
         return self._tokenizer.pieces(text, special=special)
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True, field: str = "ids") -> str:
         """Return the text of token ids, as ``Encoder.decode``; here."""
-        return self._tokenizer.decode(ids, skip_special=skip_special)
+        return self._tokenizer.decode(ids, skip_special=skip_special, field=field)
 
     async def probe(self, text: str) -> Floats:
         """Return a text's vector, (1, dims), for the self-test to compare."""

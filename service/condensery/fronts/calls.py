@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
-from weakref import WeakValueDictionary
 
 import grpc
 
@@ -24,6 +23,7 @@ from condensery.api.grpc.server import (
 from condensery.api.grpc.streaming import (
     FRONT_METADATA,
     HEALTH_READ_SECONDS,
+    HEALTH_SHARE,
     READ_SECONDS,
     MessageReaders,
     Metadata,
@@ -68,8 +68,7 @@ class EngineCalls:
         )
         sizes = services.admission.max_bytes, max_message_bytes(services.limits)
         self._readers = MessageReaders(*sizes, READ_SECONDS)
-        self._health_readers = MessageReaders(*sizes, HEALTH_READ_SECONDS)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._health_readers = MessageReaders(*sizes, HEALTH_READ_SECONDS, share=HEALTH_SHARE)
         self._admission = services.admission
         self._ended = asyncio.Event()
 
@@ -94,7 +93,7 @@ class EngineCalls:
         with ExitStack() as stack:
             try:
                 if vital:
-                    first = await self._read_health(context)
+                    first = await self._health_readers.read(context)
                 else:
                     first = await self._readers.read(context)
                     stack.enter_context(self._admission.admit(len(first)))
@@ -102,13 +101,6 @@ class EngineCalls:
                 request_id = read_request_id(find_metadata(metadata, "x-request-id"))
                 await abort_with_error(context, error, request_id)
             await self._pass_first_on(path, context, first)
-
-    async def _read_health(self, context: CallContext) -> bytes:
-        """Read what needs no key, so that who sends nothing keeps few of the readers."""
-        most = max(1, self._health_readers.limit // 32)
-        address = peer_host(context.peer())
-        async with self._turns.setdefault(address, asyncio.Semaphore(most)):
-            return await self._health_readers.read(context)
 
     async def _pass_first_on(self, path: str, context: CallContext, first: bytes) -> None:
         vital = path in HEALTH_PATHS

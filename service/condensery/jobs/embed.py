@@ -38,7 +38,6 @@ INSTRUCTION = "instruction"  # the prompt of models that read one: it has ``{ins
 INPUT_TYPES = (*PROMPT_PURPOSES, *INPUT_TYPE_SYNONYMS)
 
 INLINE_NUMBERS = 200_000  # some 2 ms of encoding; more is done in a thread
-MAX_TOKEN_ID = 2**32  # what tokenizers count in
 # Vectors in one reply: 384 numbers each are some 70 MB of JSON.
 MAX_TOKEN_VECTORS = 16_384
 # Of all texts whose tokens are listed at once: a token can be one character, and is an object.
@@ -288,16 +287,15 @@ async def decode_tokens(
 
     Raises:
         ModelNotFound: No such encoder.
-        InputError: An id is out of the range of tokens.
+        InputError: An id is no token's of the model.
     """
     encoder = services.registry.encoder(model)
     check_count(ids, "ids", services.limits.max_items)
-    for place, row in enumerate(ids):
-        for number in row:
-            if not 0 <= number < MAX_TOKEN_ID:
-                raise InputError.at(f"ids[{place}]", f"{number} is not a token id.", number)
     return await asyncio.to_thread(
-        lambda: [encoder.decode(row, skip_special=skip_special) for row in ids]
+        lambda: [
+            encoder.decode(row, skip_special=skip_special, field=f"ids[{place}]")
+            for place, row in enumerate(ids)
+        ]
     )
 
 

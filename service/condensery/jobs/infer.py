@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from condensery.errors import InputError, ModelCannot, ModelNotFound, shorten
+from condensery.errors import InputError, ModelCannot, ModelNotFound, list_some, shorten
 from condensery.jobs.embed import embed
 from condensery.jobs.models import find_model
 from condensery.jobs.rerank import classify, rerank
@@ -235,7 +235,7 @@ def _read_inputs(inputs: Sequence[TextTensor], model: InferModel) -> list[list[s
         by_name = {wanted[0].name: (0, inputs[0])}
     names = [shape.name for shape in wanted]
     if len(inputs) != len(wanted) or by_name.keys() != set(names):
-        got = ", ".join(shorten(tensor.name) for tensor in inputs) or "none"
+        got = list_some([tensor.name for tensor in inputs]) or "none"
         raise InputError.at("inputs", f"{model.info.name} takes {' and '.join(names)}; got {got}.")
     return [_read_input(*by_name[shape.name], shape) for shape in wanted]
 
@@ -248,7 +248,7 @@ def _read_input(place: int, tensor: TextTensor, wanted: TensorShape) -> list[str
     shape = list(tensor.shape)
     flat = shape[:1] == shape or shape[1:] == [1]  # Triton's batches have a column
     if not (shape and flat) or math.prod(shape) != len(tensor.texts):
-        where = f"{shape} is not the shape of a list of {len(tensor.texts)} texts."
+        where = f"{shorten(shape)} is not the shape of a list of {len(tensor.texts)} texts."
         raise InputError.at(f"{field}.shape", where, shape)
     if wanted.shape == [1] and len(tensor.texts) != 1:
         raise InputError.at(f"{field}.shape", f"{shape}, but {tensor.name} is one text.", shape)

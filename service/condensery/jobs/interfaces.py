@@ -84,7 +84,9 @@ class Encoder(Protocol):
     def pieces(
         self, text: str, *, special: bool = True, field: str = "inputs"
     ) -> list[TextToken]: ...
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    def decode(
+        self, ids: Sequence[int], *, skip_special: bool = True, field: str = "ids"
+    ) -> str: ...
 
 
 class Scorer(Protocol):

@@ -427,9 +427,13 @@ class Encoder:
         check_text(text, field, self._tokenizer.max_characters)
         return self._tokenizer.pieces(text, special=special)
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Return the text of token ids; ids that are no token's are left out."""
-        return self._tokenizer.decode(ids, skip_special=skip_special)
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True, field: str = "ids") -> str:
+        """Return the text of token ids.
+
+        Raises:
+            InputError: One is no token's.
+        """
+        return self._tokenizer.decode(ids, skip_special=skip_special, field=field)
 
     async def probe(self, text: str) -> Floats:
         """Return a text's vector, (1, dims), for the self-test to compare."""

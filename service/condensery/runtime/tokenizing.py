@@ -26,6 +26,7 @@ TYPICAL_CHARACTERS_PER_TOKEN = 4
 # Fewer characters than this are tokenised in the loop itself: a hop to a thread and back takes
 # 60 us and tokenising a query 50 us. 512 characters take about 200 us.
 INLINE_CHARACTERS = 512
+MAX_TOKEN_ID = 2**32  # what tokenizers count in
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,15 @@ class TextTokenizer:
             for number, token, is_special, (start, end) in zip(*columns, strict=True)
         ]
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Return the text of token ids; ids that are no token's are left out."""
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True, field: str = "ids") -> str:
+        """Return the text of token ids.
+
+        Raises:
+            InputError: One is no token's; the tokenizer itself would leave it out.
+        """
+        for number in dict.fromkeys(ids):
+            if not 0 <= number < MAX_TOKEN_ID or self.tokenizer.id_to_token(number) is None:
+                raise InputError.at(field, f"{number} is not a token id of the model's.", number)
         text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
         return text
 

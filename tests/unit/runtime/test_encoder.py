@@ -173,7 +173,10 @@ async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -
     ids = [piece.id for piece in pieces]
     assert encoder.decode(ids) == "the old mill, by the river."
     assert encoder.decode(ids, skip_special=False).startswith("[CLS] the old")
-    assert encoder.decode([10**6]) == ""
+    for wrong in (-1, 10**6, 2**32):
+        with pytest.raises(InputError, match=rf"ids\[7\]: {wrong} is not a token id") as caught:
+            encoder.decode([*ids, wrong], field="ids[7]")
+        assert (caught.value.field, caught.value.value) == ("ids[7]", wrong)
     with pytest.raises(InputError, match="inputs has 64001 characters"):
         encoder.pieces("a" * 64001)
 

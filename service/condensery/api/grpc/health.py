@@ -11,16 +11,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from ipaddress import IPv6Address, ip_address
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from condensery.api.grpc.errors import CallContext, abort_with_error
-from condensery.api.grpc.streaming import MessageReaders, caller_host
+from condensery.api.grpc.streaming import MessageReaders, caller_address
 from condensery.auth import read_request_id
 from condensery.errors import CondenseryError, Overloaded, shorten
 
@@ -85,10 +83,6 @@ class HealthService:
         self._ready = False
         self._closed = self._ended = False
         self._changed = asyncio.Event()
-        # A client that sends no message keeps a reader until its time is over: one address can't
-        # keep them all.
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._turns_each = max(1, readers.limit // 32)
         self._watching = AddressLimits("health watchers", WATCHERS, WATCHERS_PER_ADDRESS)
         self._checking = AddressLimits("health checks", CHECKS, CHECKS_PER_ADDRESS)
 
@@ -157,17 +151,14 @@ class HealthService:
     async def _enter(self, limits: AddressLimits, context: CallContext) -> ExitStack:
         with ExitStack() as stack:
             try:
-                stack.enter_context(limits.enter(_client_address(context)))
+                stack.enter_context(limits.enter(caller_address(context)))
             except Overloaded as error:
                 await abort_with_error(context, error, read_request_id(None))
             return stack.pop_all()
 
     async def _read(self, context: CallContext) -> str:
-        address = _client_address(context)
-        turns = self._turns.setdefault(address, asyncio.Semaphore(self._turns_each))
         try:
-            async with turns:
-                data = await self._readers.read(context)
+            data = await self._readers.read(context)
             return health_pb2.HealthCheckRequest.FromString(data).service
         except CondenseryError as error:
             await abort_with_error(context, error, read_request_id(None))
@@ -177,15 +168,3 @@ class HealthService:
                 "the message is no grpc.health.v1.HealthCheckRequest",
             )
         raise AssertionError  # abort raises
-
-
-def _client_address(context: CallContext) -> str:
-    """Return a caller's address; of IPv6 the first half, since callers choose the other."""
-    host = caller_host(context)
-    try:
-        address = ip_address(host)
-    except ValueError:  # a socket of the file system
-        return host
-    if not isinstance(address, IPv6Address):
-        return host
-    return str(address.ipv4_mapped or f"{int(address) >> 64:x}")

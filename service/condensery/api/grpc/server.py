@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, aclosing
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import grpc
@@ -38,6 +37,7 @@ from condensery.api.grpc.streaming import (
     end_trace,
     find_key,
     find_metadata,
+    key_name,
     metadata_bytes,
     parse_message,
     read_deadline,
@@ -93,10 +93,6 @@ HANDSHAKE_SECONDS = 20.0
 # A stream's deadline is checked between its steps, so that what is done can still be sent. This
 # much later it is cut wherever it is: at a step that hangs, or a client that stopped reading.
 STREAM_MARGIN_SECONDS = 1.0
-
-# The name of the call's key, where keys are needed. Each call has a task, and so a context, of its
-# own.
-_caller_name: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
@@ -162,9 +158,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     def _check_key(self, method: RpcMethod[Any] | None, metadata: Metadata) -> None:
         keys = self._services.keys
         if not keys.open:
-            _caller_name.set(
-                check_any_key(keys, find_key(metadata), method.scope if method else None)
-            )
+            key_name.set(check_any_key(keys, find_key(metadata), method.scope if method else None))
 
     async def _check_open(self) -> None:
         health = self._services.health
@@ -321,9 +315,9 @@ async def start_at(
 def _add_health(
     server: grpc.aio.Server, services: Services, names: Collection[str], sizes: tuple[int, int]
 ) -> health.HealthService:
-    checks = health.HealthService(
-        _make_serving_check(services, names), MessageReaders(*sizes, streaming.HEALTH_READ_SECONDS)
-    )
+    seconds, share = streaming.HEALTH_READ_SECONDS, streaming.HEALTH_SHARE
+    readers = MessageReaders(*sizes, seconds, share=share)
+    checks = health.HealthService(_make_serving_check(services, names), readers)
     checks.set_ready(services.health.ready)
     services.health.watch(checks.set_ready)
     services.registry.watch(checks.notify)
@@ -433,7 +427,7 @@ def make_handler(
         metadata: Metadata = context.invocation_metadata() or ()
         request_context = RequestContext(
             request_id=read_request_id(find_metadata(metadata, "x-request-id")),
-            caller=_caller_name.get() or caller_host(context),
+            caller=key_name.get() or caller_host(context),
             deadline=started + services.limits.request_seconds,
             started=started,
         )
@@ -544,6 +538,6 @@ def _log_call(
             "call": method.path,
             "status": outcome,
             "ms": round((time.monotonic() - started) * 1000, 1),
-            "key": _caller_name.get() or "-",
+            "key": key_name.get() or "-",
         },
     )

@@ -8,12 +8,16 @@ Replies to a stream of requests come in the order of its messages, a limited num
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeVar
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -73,6 +77,9 @@ def peer_host(peer: str) -> str:
 
 # What a front process puts to a call that it passes on, and drops from what callers send.
 FRONT_METADATA = "x-condensery-front"
+# The name of a call's key, where keys are needed. Each call has a task, and so a context, of its
+# own.
+key_name: ContextVar[str | None] = ContextVar("key_name", default=None)
 
 
 def caller_host(context: CallContext) -> str:
@@ -86,31 +93,69 @@ def caller_host(context: CallContext) -> str:
     return peer_host(peer)
 
 
+def caller_address(context: CallContext) -> str:
+    """Return a caller's address; of IPv6 the first half, since callers choose the other."""
+    return _network_of(caller_host(context))
+
+
+@lru_cache(1024)  # of callers whose calls come again and again
+def _network_of(host: str) -> str:
+    try:
+        address = ip_address(host)
+    except ValueError:  # a socket of the file system
+        return host
+    if not isinstance(address, IPv6Address):
+        return host
+    return str(address.ipv4_mapped or f"{int(address) >> 64:x}")
+
+
+def find_caller(context: CallContext) -> tuple[str | None, str]:
+    """Return who calls, as key and address: behind either alone there may be several."""
+    return key_name.get(), caller_address(context)
+
+
 # Messages that are being read, were each as large as the transport accepts, may have this many
 # times the bytes that admission accepts, since most are a thousandth of that; but never fewer than
 # MIN_READERS are read at once.
 READ_FACTOR = 32
 MIN_READERS = 16
+# Of those turns, one caller's, whose calls may send nothing; and one's that asks for health, for
+# which nobody needs a key.
+CALLER_SHARE = 1 / 4
+HEALTH_SHARE = 1 / 32
 # For reading one message; and for one to health, which needs no key and is small.
 READ_SECONDS = 30.0
 HEALTH_READ_SECONDS = 5.0
 
 
 class MessageReaders:
-    """Limits how many calls read their message at once; the others wait.
+    """Limits how many calls read their message at once, in all and of one caller; others wait.
 
-    A small message is read in less than a millisecond.
+    A small message is read in less than a millisecond. A call that sends none keeps its turn until
+    its time is over: a caller's calls can't keep all turns, nor those of one connection all that
+    its caller has, who may be many behind one address.
 
     Args:
         admission_bytes: The most that admission accepts, of all messages.
         message_bytes: The most that the transport accepts, of each.
         seconds: For reading one message.
+        share: Of the turns, one caller's.
     """
 
-    def __init__(self, admission_bytes: int, message_bytes: int, seconds: float) -> None:
+    def __init__(
+        self,
+        admission_bytes: int,
+        message_bytes: int,
+        seconds: float,
+        *,
+        share: float = CALLER_SHARE,
+    ) -> None:
         self._seconds = seconds
         self.limit = max(MIN_READERS, READ_FACTOR * admission_bytes // message_bytes)
+        self.caller_limit = max(1, int(self.limit * share))
+        self.connection_limit = max(1, self.caller_limit // 2)
         self._turns = asyncio.Semaphore(self.limit)
+        self._turns_by: WeakValueDictionary[object, asyncio.Semaphore] = WeakValueDictionary()
 
     async def read(self, context: CallContext) -> bytes:
         """Return a call's message.
@@ -119,7 +164,9 @@ class MessageReaders:
             DeadlineExceeded: It does not come.
             InputError: The call ended without one.
         """
-        async with self._turns:
+        caller = find_caller(context)
+        connection = self._turns_of((*caller, context.peer()), self.connection_limit)
+        async with connection, self._turns_of(caller, self.caller_limit), self._turns:
             try:
                 async with asyncio.timeout(self._seconds):
                     data: bytes | object = await context.read()
@@ -130,6 +177,9 @@ class MessageReaders:
         if not isinstance(data, bytes):
             raise InputError("The call ended without a message.")
         return data
+
+    def _turns_of(self, whose: object, limit: int) -> asyncio.Semaphore:
+        return self._turns_by.setdefault(whose, asyncio.Semaphore(limit))
 
 
 Result = TypeVar("Result")
@@ -238,10 +288,15 @@ STREAM_RETRY_SECONDS = 1.0  # when to open a stream again after a refusal
 
 
 class OpenStreams:
-    """Limits how many streams are open at once: each may hold a message that is not counted yet."""
+    """Limits how many streams are open at once: each may hold a message that is not counted yet.
+
+    One caller's can't be all of them: they may send nothing for as long as a request may take.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.limit_each = limit - limit // 4
+        self._callers: Counter[object] = Counter()
         self._open: set[StreamMessages] = set()
         self._closed = False
 
@@ -255,19 +310,28 @@ class OpenStreams:
         Raises:
             Overloaded: Too many streams are open.
         """
-        if len(self._open) >= self.limit:
-            raise Overloaded(
-                f"{len(self._open)} streams are open, which is the limit.",
-                retry_after_seconds=STREAM_RETRY_SECONDS,
-            )
+        caller = find_caller(context)
+        for count, limit, whose in (
+            (len(self._open), self.limit, ""),
+            (self._callers[caller], self.limit_each, " for one caller"),
+        ):
+            if count >= limit:
+                raise Overloaded(
+                    f"{count} streams are open, which is the limit{whose}.",
+                    retry_after_seconds=STREAM_RETRY_SECONDS,
+                )
         messages = StreamMessages(context, idle_seconds)
         if self._closed:
             messages.close()
         self._open.add(messages)
+        self._callers[caller] += 1
         try:
             yield messages
         finally:
             self._open.discard(messages)
+            self._callers[caller] -= 1
+            if not self._callers[caller]:
+                del self._callers[caller]
 
     def close(self) -> None:
         """Read no more messages: those that have come are answered."""

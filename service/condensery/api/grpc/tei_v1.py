@@ -235,9 +235,10 @@ async def decode(
     services: Services, request: pb.DecodeRequest, model: str | None
 ) -> dict[str, str]:
     """Return the text of tokens."""
-    (text,) = await decode_tokens(
-        services, [list(request.ids)], model=model, skip_special=request.skip_special_tokens
-    )
+    with rename_field("ids[0]", "ids"):
+        (text,) = await decode_tokens(
+            services, [list(request.ids)], model=model, skip_special=request.skip_special_tokens
+        )
     return {"text": text}
 
 

@@ -31,6 +31,7 @@ from condensery.api.ports import BACKLOG, LAST_SECONDS, Tls, has_arrived, refuse
 from condensery.api.rest.app import build_app
 from condensery.api.rest.errors import MALFORMED, Family, render_error, render_row
 from condensery.api.rest.middleware import (
+    BODY_COMPLETE,
     ON_DISCONNECT,
     PEER_ADDRESS,
     TOO_MANY_CONNECTIONS,
@@ -233,6 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._resuming = False
         self._idle_since = 0.0  # the loop's clock
         self._callbacks: dict[Any, object] = {}
+        self._extensions: dict[Any, Any] = {}  # of the last request's scope
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -349,17 +351,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stop the timer: the request's own deadline limits its body."""
+        """Stop the timer: whoever reads the body limits its time."""
         if self._resuming:
             return
         self._in_head, self._in_body = False, True
         self._stop_read_timer()
         if not self.url.startswith(b"/"):
             self._set_host()
-        extensions: dict[str, Any] = {ON_DISCONNECT: self._callbacks, PEER_ADDRESS: self.client}
+        self._extensions = {ON_DISCONNECT: self._callbacks, PEER_ADDRESS: self.client}
         if self._over_limit is not None:
-            extensions[TOO_MANY_CONNECTIONS] = self._over_limit
-        self.scope["extensions"] = extensions
+            self._extensions[TOO_MANY_CONNECTIONS] = self._over_limit
+        self.scope["extensions"] = self._extensions
         super().on_headers_complete()
         if self._ending:
             self.cycle.keep_alive = False
@@ -377,6 +379,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Wait for the next head."""
         if self._offers_upgrade() and self._framing():
             return  # its body is still to come
+        self._extensions[BODY_COMPLETE] = True
         self._in_head, self._head_begun, self._in_body = True, False, False
         self._complete += 1
         self._parsed = self._unparsed = 0

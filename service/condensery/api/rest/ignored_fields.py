@@ -6,7 +6,7 @@ in ``x-ignored-fields``. A route that has a known field without effect, or reads
 way, calls ``report_ignored_fields`` itself.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -33,11 +33,14 @@ def find_ignored_fields(data: Any, schema: Any) -> list[str]:
     return list(dict.fromkeys(_walk(data, schema, "")))
 
 
-def report_ignored_fields(request: Request, names: Iterable[str]) -> None:
+def report_ignored_fields(request: Request, names: Sequence[str]) -> None:
     """List fields in the header ``x-ignored-fields`` of the reply, whatever that will be."""
-    listed = [quote(name, safe="_.-[]")[:MAX_NAME_CHARS] for name in names]
-    if len(listed) > MAX_NAMES:
-        listed = [*listed[:MAX_NAMES], f"and {len(listed) - MAX_NAMES} more"]
+    # Of a million names, or one of a million characters, no more is quoted than is listed.
+    listed = [
+        quote(name[:MAX_NAME_CHARS], safe="_.-[]")[:MAX_NAME_CHARS] for name in names[:MAX_NAMES]
+    ]
+    if len(names) > MAX_NAMES:
+        listed.append(f"and {len(names) - MAX_NAMES} more")
     if listed:
         add_reply_header(request, IGNORED_FIELDS_HEADER, ", ".join(listed))
 

@@ -163,7 +163,7 @@ async def create_index(request: Request, services: Services) -> Response:
 async def upsert_documents(request: Request, services: Services) -> Response:
     """Write documents, replacing those of the same ids; synced when this returns."""
     name = request.path_params["name"]
-    body, vectors = await read_as(request, services, _parse_upsert)
+    body, vectors = await read_as(request, services, _parse_upsert, names_model=False)
     with count_request(services, None, "index-write", "rest", index=name):
         written = await indexes.upsert_documents(
             services,

@@ -17,12 +17,10 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, nullcontext
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 import orjson
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -30,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from condensery.api.rest.endpoint import Endpoint, run_in_time
 from condensery.api.rest.errors import ErrorDetail, find_row
 from condensery.api.rest.ignored_fields import find_ignored_fields, report_ignored_fields
-from condensery.api.rest.validation import validate_body
+from condensery.api.rest.validation import field_names, validate_body
 from condensery.errors import CondenseryError, InputError, Unavailable, code_of, shorten
 from condensery.jobs.accounting import count_refusals, count_request
 from condensery.jobs.embed import TextSimilarities
@@ -67,6 +65,8 @@ PIECE_TEXTS = 64
 
 END_OF_EVENTS = b"[DONE]"
 
+MODEL_FIELD = "model"
+
 AnswerEvents = AsyncGenerator[AnswerEvent, None]
 Body = TypeVar("Body")
 T = TypeVar("T")
@@ -83,30 +83,40 @@ async def read_body(
         InputError: It is no UTF-8, no JSON, or does not fit.
     """
     return await read_as(
-        request, services, lambda data: validate_body(data, schema), optional=optional
+        request,
+        services,
+        lambda data: validate_body(data, schema),
+        optional=optional,
+        names_model=MODEL_FIELD in field_names(cast(Any, schema)),
     )
 
 
 async def read_as(
-    request: Request, services: Services, validate: Callable[[Any], T], *, optional: bool = False
+    request: Request,
+    services: Services,
+    validate: Callable[[Any], T],
+    *,
+    optional: bool = False,
+    names_model: bool = True,
 ) -> T:
     """Read a request's body as JSON, and return what ``validate`` makes of it.
 
-    The header ``x-model`` names the model where the body could and does not, as with gRPC. Fields
-    that a schema ignores are listed in a header of the reply.
+    The header ``x-model`` names the model where the body could (``names_model``) and does not, as
+    with gRPC. Fields that a schema ignores are listed in a header of the reply.
 
     Raises:
         InputError: It is no UTF-8, no JSON, is nested too deep, or ``validate`` refuses it.
     """
+    model = request.headers.get("x-model") if names_model else None
+
+    def validate_named(data: Any) -> T:
+        if model and isinstance(data, dict) and data.get(MODEL_FIELD) is None:
+            data[MODEL_FIELD] = model
+        return validate(data)
+
     with count_refusals(services, request.state.task, "rest"):
         data = await read_bytes(request.receive)
-        body = await parse_body(request, services, data, validate, optional=optional)
-    model = request.headers.get("x-model")
-    if not model or getattr(body, "model", model) is not None:
-        return body
-    if isinstance(body, BaseModel):
-        return cast(T, body.model_copy(update={"model": model}))
-    return cast(T, replace(cast(Any, body), model=model))
+        return await parse_body(request, services, data, validate_named, optional=optional)
 
 
 async def parse_body(

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from condensery.api.rest.ignored_fields import add_reply_header, report_ignored_fields
 from condensery.api.rest.schemas.rag import ChatMessage, ConversationRequest, ResponseItem
-from condensery.errors import InputError, shorten
+from condensery.errors import InputError, list_some, shorten
 from condensery.jobs.services import Services
 from condensery.jobs.validation import PASSAGE_SOURCES, check_range
 from condensery.question import ANSWER_TOKENS, Question
@@ -76,7 +76,7 @@ def find_question(messages: Sequence[ChatMessage | ResponseItem], field: str) ->
         if messages[place].role == "user":
             path = f"{field}[{place}].content"
             return AskedMessage(read_text(messages[place].content, path), path, len(messages) - 1)
-    roles = ", ".join(dict.fromkeys(str(message.role) for message in messages))
+    roles = list_some(dict.fromkeys(message.role for message in messages))
     raise InputError.at(
         field, f"the last message of role 'user' is the question, and there is none: {roles}."
     )

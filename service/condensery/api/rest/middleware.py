@@ -25,7 +25,14 @@ from condensery.auth import (
     read_request_id,
     read_timeout,
 )
-from condensery.errors import CondenseryError, NotFound, PayloadTooLarge, Unavailable, code_of
+from condensery.errors import (
+    CondenseryError,
+    ExpiredInQueue,
+    NotFound,
+    PayloadTooLarge,
+    Unavailable,
+    code_of,
+)
 from condensery.jobs.accounting import count_refusals
 from condensery.jobs.services import NotHere, Permit, Services
 from condensery.origins import Origins
@@ -42,6 +49,9 @@ _log = logging.getLogger(__name__)
 TIMEOUT_HEADER_BYTES = REQUEST_TIMEOUT_HEADER.encode()
 CLIENT_LEFT_STATUS = 499
 DRAIN_SECONDS = 1.0
+# For the first piece of a body, and each next one: the bytes that its head announces are held from
+# other requests meanwhile.
+BODY_PIECE_SECONDS = 10.0
 # Of a body that is refused, up to this many times the limit is still read: a client that is cut off
 # while it sends does not read the reply.
 DRAIN_FACTOR = 4
@@ -53,6 +63,8 @@ ON_DISCONNECT = "condensery.leaving"
 PEER_ADDRESS = "condensery.peer"
 # An extension: the error of a connection that is over the limit.
 TOO_MANY_CONNECTIONS = "condensery.crowded"
+# An extension that is there once all of the body has come.
+BODY_COMPLETE = "condensery.body_complete"
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -93,7 +105,9 @@ class Exchange:
         headers = scope["headers"]
         self.request_id = read_request_id(find_text_header(headers, b"x-request-id"))
         length = find_header(headers, b"content-length")
-        self._announced = int(length[:20]) if length and length.isdigit() else 0
+        # Of a number too long for any body the first digits do; not of the zeros before one.
+        digits = length.lstrip(b"0")[:20] if length and length.isdigit() else b""
+        self._announced = int(digits or b"0")
         # A body over the limit is refused as that, and not because admission is full.
         self.announced_bytes = 0 if spooled else min(self._announced, max_body)
         self.status = 0
@@ -111,7 +125,8 @@ class Exchange:
         self._send = send
         self._bytes = 0
         self._task = asyncio.current_task()
-        self._callbacks: dict[Any, Any] = scope.get("extensions", {}).get(ON_DISCONNECT, {})
+        self._extensions: Mapping[str, Any] = scope.get("extensions", {})
+        self._callbacks: dict[Any, Any] = self._extensions.get(ON_DISCONNECT, {})
         self._callbacks[self._on_disconnect] = None
 
     async def receive(self) -> Message:
@@ -120,13 +135,14 @@ class Exchange:
         Raises:
             PayloadTooLarge: The body is announced to be over the limit, or has grown over it.
             Overloaded: Admission has no room for the rest of the body.
+            ExpiredInQueue: No more of it comes.
         """
         if self._announced > self._limit:  # not worth reading
             size, self._announced = self._announced, 0
             if not self._expects:  # else the client waits for "100 Continue", and sends nothing
                 await self.drain()
             raise self._refusal(size)
-        message = await self._receive()
+        message = await self._receive_soon()
         if message["type"] != "http.request":
             self.left = True
             return message
@@ -166,15 +182,30 @@ class Exchange:
             self._task.cancel()
 
     async def drain(self) -> None:
-        """Read the rest of the body and drop it, so that the client reads its reply."""
+        """Read the rest of the body, while it comes, and drop it: so the client reads its reply."""
         most = DRAIN_FACTOR * self._limit
         if self._spooled:  # of which all that would take too long
             most = min(most, self._bytes + MOST_DRAINED)
-        while self._bytes <= most:
-            message = await self._receive()
-            self._bytes += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return
+        with contextlib.suppress(ExpiredInQueue):
+            while self._bytes <= most:
+                message = await self._receive_soon()
+                self._bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+    async def _receive_soon(self) -> Message:
+        if BODY_COMPLETE in self._extensions:  # as of most requests: a timer takes 8 us
+            return await self._receive()
+        try:
+            async with asyncio.timeout(BODY_PIECE_SECONDS) as limit:
+                return await self._receive()
+        except TimeoutError as late:
+            if not limit.expired():  # a timeout of the server's
+                raise
+            which = "nothing more" if self._bytes else "nothing"
+            raise ExpiredInQueue.at(
+                "body", f"{which} of it came for {BODY_PIECE_SECONDS:g} s.", self._bytes
+            ) from late
 
     def _refusal(self, size: int) -> PayloadTooLarge:
         limit = f"the limit of {self._limit} ({self._limit_name})"
@@ -241,7 +272,7 @@ class Middleware:
             passed_on = False
             try:
                 await self._serve(scope, exchange, routes, context)
-            except NotHere:  # whoever serves it tells of it
+            except NotHere:  # whoever serves it tells of it; a span that never ends is not sent
                 passed_on = True
                 raise
             except asyncio.CancelledError:

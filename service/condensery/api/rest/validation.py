@@ -17,6 +17,8 @@ from condensery.errors import InputError, shorten
 
 Body = TypeVar("Body")
 
+MAX_NAME_CHARS = 64  # of a field's name, which may be the caller's, in a message
+
 # Where pydantic's message names what a body's writer can't know.
 PLAIN_MESSAGES = {
     "dataclass_type": "Input should be an object",
@@ -79,20 +81,22 @@ def _explain_validation_error(first: Any, schema: Any) -> InputError:
     if kind == "missing":
         return InputError.at(field, "this field is missing.")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = f"; known: {', '.join(_field_names(schema))}" if len(first["loc"]) == 1 else ""
+        known = f"; known: {', '.join(field_names(schema))}" if len(first["loc"]) == 1 else ""
         return InputError.at(field, f"unknown field, with value {shorten(value)}{known}.", value)
     message = PLAIN_MESSAGES.get(kind, first["msg"])
     return InputError.at(field, f"{shorten(value)}: {message}.", value)
 
 
-def _field_names(schema: Any) -> list[str]:
+@cache
+def field_names(schema: Any) -> tuple[str, ...]:
+    """Return the names that a schema's fields have in JSON."""
     if issubclass(schema, BaseModel):
-        return [info.alias or name for name, info in schema.model_fields.items()]
-    return [field.name.rstrip("_") for field in fields(schema)]
+        return tuple(info.alias or name for name, info in schema.model_fields.items())
+    return tuple(field.name.rstrip("_") for field in fields(schema))
 
 
 def _dotted_path(path: tuple[int | str, ...]) -> str:
     dotted = ""
     for step in path:
-        dotted += f"[{step}]" if isinstance(step, int) else f".{step}"
+        dotted += f"[{step}]" if isinstance(step, int) else f".{step[:MAX_NAME_CHARS]}"
     return dotted.removeprefix(".") or "body"

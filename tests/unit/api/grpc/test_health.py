@@ -12,9 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from condensery.api import ports
-from condensery.api.grpc import health
+from condensery.api.grpc import health, streaming
 from condensery.api.grpc.server import SPARE_CALLS, start_server
-from condensery.api.grpc.streaming import FRONT_METADATA, MessageReaders
+from condensery.api.grpc.streaming import FRONT_METADATA, HEALTH_SHARE, MessageReaders
 from condensery.errors import Overloaded
 from condensery.jobs import models
 from condensery.jobs.services import Admission, Health, Services
@@ -268,7 +268,7 @@ def test_of_ipv6_a_network_counts_as_one_address() -> None:
     def enter(*peers: str) -> None:
         with ExitStack() as stack:
             for peer in peers:
-                stack.enter_context(places.enter(health._client_address(Context(peer))))
+                stack.enter_context(places.enter(streaming.caller_address(Context(peer))))
 
     enter("ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", "ipv4:10.0.0.2:1", "ipv4:10.0.0.2:1")
     enter("ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1", "ipv6:%5B2001:db8:0:1::%5D:1")
@@ -283,10 +283,10 @@ def test_of_ipv6_a_network_counts_as_one_address() -> None:
     with ExitStack() as stack:
         for host in (1, 1, 2, 2):
             context = Context("unix:", f"10.0.0.{host}")
-            stack.enter_context(places.enter(health._client_address(context)))
+            stack.enter_context(places.enter(streaming.caller_address(context)))
         with pytest.raises(Overloaded):
-            places.enter(health._client_address(Context("unix:", "10.0.0.1"))).__enter__()
-    assert health._client_address(Context("ipv4:10.0.0.9:1", "10.0.0.1")) == "10.0.0.9"
+            places.enter(streaming.caller_address(Context("unix:", "10.0.0.1"))).__enter__()
+    assert streaming.caller_address(Context("ipv4:10.0.0.9:1", "10.0.0.1")) == "10.0.0.9"
     assert not places._open
 
 
@@ -306,7 +306,9 @@ async def test_who_sends_no_message_holds_up_no_other_address() -> None:
             assert self.message is not None
             return self.message
 
-    checks = health.HealthService(lambda name: True, MessageReaders(1, 1, 600.0))
+    checks = health.HealthService(
+        lambda name: True, MessageReaders(1, 1, 600.0, share=HEALTH_SHARE)
+    )
     silent = [Caller("10.0.0.1", None) for _ in range(32)]
     tasks = [asyncio.create_task(checks._check(None, item)) for item in silent]
     await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from grpc import StatusCode
 from condensery.api.grpc import streaming
 from condensery.api.grpc.condensery_v1 import MESSAGES_AT_ONCE
 from condensery.api.grpc.server import start_server
+from condensery.auth import Key, KeyScope, hash_key
 from condensery.errors import InputError, Overloaded
 from condensery.jobs.services import Admission, Services
 from condensery.request_context import current_request
@@ -266,6 +267,31 @@ async def test_one_stream_too_many_is_refused_at_once(
         assert await first.code() is StatusCode.OK
         assert len([reply async for reply in embed(channel, ["a"])]) == 1
         second.cancel()
+
+
+async def test_one_callers_streams_leave_some_for_others(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init = streaming.OpenStreams.__init__
+    monkeypatch.setattr(streaming.OpenStreams, "__init__", lambda self, most: init(self, 4))
+    keys = {name: f"{name}-has-a-long-key-of-its-own" for name in ("many", "other")}
+    scopes: frozenset[KeyScope] = frozenset({"infer"})
+    services.keys.replace(Key(name, scopes, hash_key(key)) for name, key in keys.items())
+    many, other = ((("x-api-key", key),) for key in keys.values())
+    async with serving(services) as (_, channel):
+        calls = [embed(channel, metadata=many) for _ in range(3)]
+        for call in calls:
+            await call.write(pb.EmbedRequest(inputs="a"))
+            await call.read()
+        error = await refused(embed(channel, ["a"], metadata=many).read())
+        assert error.code() is StatusCode.RESOURCE_EXHAUSTED
+        assert "one caller" in (error.details() or "")
+        assert len([reply async for reply in embed(channel, ["a"], metadata=other)]) == 1
+        await calls[0].done_writing()
+        assert await calls[0].code() is StatusCode.OK
+        assert len([reply async for reply in embed(channel, ["a"], metadata=many)]) == 1
+        for call in calls:
+            call.cancel()
 
 
 async def test_at_the_end_of_the_server_what_has_come_is_answered_and_no_more_read(

@@ -12,12 +12,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from condensery.api.grpc import health, streaming
 from condensery.api.grpc.server import GrpcServer, start_server
 from condensery.api.grpc.streaming import MIN_READERS, READ_FACTOR, MessageReaders
+from condensery.auth import Key, KeyScope, hash_key
 from condensery.jobs.services import Services
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
 
 EMBED = "/condensery.v1.Embedding/EmbedBatch"
 STREAM = "/condensery.v1.Rag/AnswerStream"
+SCOPES: frozenset[KeyScope] = frozenset({"infer"})
 
 Until = Callable[[Callable[[], Any]], Awaitable[None]]
 
@@ -54,8 +56,8 @@ async def one_reader(
 ) -> AsyncIterator[grpc.aio.Channel]:
     """A server that reads one message at a time."""
 
-    def make(inside_bytes: int, message_bytes: int, seconds: float) -> MessageReaders:
-        readers.append(MessageReaders(inside_bytes, message_bytes, seconds))
+    def make(*args: Any, **options: Any) -> MessageReaders:
+        readers.append(MessageReaders(*args, **options))
         return readers[-1]
 
     monkeypatch.setattr(streaming, "READ_FACTOR", 0)
@@ -117,6 +119,87 @@ async def test_messages_are_read_so_many_at_a_time(
     assert not done, "it was read beside the first"
     first.cancel()
     assert (await asyncio.wait_for(second, 20)).dims == 8, "the first one's turn is not over"
+
+
+class Counting(MessageReaders):
+    """Counts the calls that have come to be read."""
+
+    calls = 0
+
+    async def read(self, context: Any) -> bytes:
+        self.calls += 1
+        return await super().read(context)
+
+
+@pytest.fixture
+async def eight_readers(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Callable[[], grpc.aio.Channel], Counting]]:
+    """What connects to a server that reads eight messages at a time and waits long for each."""
+    readers: list[Counting] = []
+
+    def make(*args: Any, **options: Any) -> MessageReaders:
+        readers.append(Counting(*args, **options))
+        return readers[-1]
+
+    monkeypatch.setattr(streaming, "READ_FACTOR", 0)
+    monkeypatch.setattr(streaming, "MIN_READERS", 8)
+    monkeypatch.setattr(streaming, "READ_SECONDS", 600.0)
+    monkeypatch.setattr("condensery.api.grpc.server.MessageReaders", make)
+    server: GrpcServer = await start_server(services, "127.0.0.1", 0)
+    channels: list[grpc.aio.Channel] = []
+
+    def connect() -> grpc.aio.Channel:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # else they would share a connection
+        channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=options))
+        return channels[-1]
+
+    yield connect, readers[0]
+    for channel in channels:
+        await channel.close()
+    await server.stop(0)
+
+
+async def test_who_sends_nothing_on_one_connection_holds_up_no_other_connection(
+    eight_readers: tuple[Callable[[], grpc.aio.Channel], Counting], until: Until
+) -> None:
+    connect, readers = eight_readers
+    connection = connect()
+    calls = [silent(connection) for _ in range(20)]
+    await until(lambda: readers.calls == 20)
+    own = asyncio.ensure_future(embed(connection))
+    await until(lambda: readers.calls == 21)
+    assert (await asyncio.wait_for(embed(connect()), 30)).dims == 8
+    assert not own.done(), "one connection has all turns"
+    for call in calls:
+        call.cancel()
+    assert (await asyncio.wait_for(own, 30)).dims == 8
+
+
+async def test_who_sends_nothing_on_many_connections_holds_up_no_other_caller(
+    eight_readers: tuple[Callable[[], grpc.aio.Channel], Counting],
+    services: Services,
+    until: Until,
+) -> None:
+    connect, readers = eight_readers
+    keys = {name: f"{name}-has-a-long-key-of-its-own" for name in ("silent", "other")}
+    services.keys.replace(Key(name, SCOPES, hash_key(key)) for name, key in keys.items())
+    asked = pb.EmbedBatchRequest(texts=["a"])
+
+    def bearing(name: str) -> tuple[tuple[str, str], ...]:
+        return (("x-api-key", keys[name]),)
+
+    calls = [
+        connect().stream_unary(EMBED)(nothing(), metadata=bearing("silent")) for _ in range(20)
+    ]
+    await until(lambda: readers.calls == 20)
+    own = stubs.EmbeddingStub(connect()).EmbedBatch(asked, metadata=bearing("silent"))
+    other = stubs.EmbeddingStub(connect()).EmbedBatch(asked, metadata=bearing("other"))
+    assert (await asyncio.wait_for(other, 30)).dims == 8
+    assert not own.done(), "one caller has all turns"
+    for call in calls:
+        call.cancel()
+    assert (await asyncio.wait_for(own, 30)).dims == 8
 
 
 async def test_being_served_takes_no_turn_of_reading(

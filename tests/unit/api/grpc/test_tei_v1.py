@@ -212,6 +212,10 @@ async def test_tokens_have_places_and_spell_texts(channel: grpc.aio.Channel) -> 
     assert (await stub.Decode(pb.DecodeRequest(ids=[0, 5]))).text == "0 5"
     skipped = pb.DecodeRequest(ids=[0, 5], skip_special_tokens=True)
     assert (await stub.Decode(skipped)).text == "5"
+    error = await refused(stub.Decode(pb.DecodeRequest(ids=[5, 999_999])))
+    assert error.code() is StatusCode.INVALID_ARGUMENT
+    assert (error.details() or "").startswith("ids: 999999 is not a token id")
+    assert field_of(error) == "ids"
 
 
 async def test_info_is_of_the_model_that_is_asked_for(

@@ -12,7 +12,7 @@ import uvicorn
 from tests.unit.api.rest.wire import EMBED, LIVEZ, asked, connected, post, read_reply, stingy, until
 from uvicorn.server import ServerState
 
-from condensery.api.rest import http
+from condensery.api.rest import http, middleware
 from condensery.api.rest.app import build_app
 from condensery.api.rest.http import BoundedProtocol, RestServer
 from condensery.values import Embedded
@@ -95,6 +95,27 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for_long(server, quick):
             assert await reader.read() == b""
         task.cancel()
     assert 0.2 < time.monotonic() - started < 30
+
+
+async def test_heads_without_bodies_keep_others_out_for_a_while_only(server, services, monkeypatch):
+    monkeypatch.setattr(middleware, "BODY_PIECE_SECONDS", 0.3)
+    services.admission.max_bytes = 4000
+    head = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
+    async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(connected(server)) for _ in range(4)]
+        for _, writer in silent:
+            writer.write(head)
+        await until(lambda: services.admission.bytes == 4000)
+        assert (await asked(server, post("/embed")))[0] == 429
+        for reader, _ in silent:
+            status, _, body = await read_reply(reader)
+            assert (status, "body: " in body["error"]) == (408, True)
+        assert (services.admission.requests, services.admission.bytes) == (0, 0)
+        assert (await asked(server, post("/embed")))[0] == 200
+        # The rest may still come: the connection is as good as before.
+        reader, writer = silent[0]
+        writer.write(b"a" * 1000 + post("/embed"))
+        assert (await read_reply(reader))[0] == 200
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ConfigDict
 from tests.unit.api.rest.every_route import FILES, REQUESTS
 
+from condensery.api.rest import ignored_fields
 from condensery.api.rest.ignored_fields import MAX_NAME_CHARS, MAX_NAMES, find_ignored_fields
 from condensery.api.rest.schemas.inference import Lenient, Ours
 
@@ -80,6 +81,18 @@ async def test_names_are_the_callers_and_cannot_break_the_header(client):
     many = {f"f{place}": place for place in range(MAX_NAMES + 3)}
     reply = await client.post("/embed", json={"inputs": "a", **many})
     assert reply.headers[HEADER].endswith(f"f{MAX_NAMES - 1}, and 3 more")
+
+
+async def test_of_many_long_names_no_more_is_quoted_than_is_listed(client, monkeypatch):
+    quoted, quote = [], ignored_fields.quote
+    monkeypatch.setattr(
+        ignored_fields, "quote", lambda name, **how: quoted.append(name) or quote(name, **how)
+    )
+    many = {f"{place}{'a' * 100}": place for place in range(100)}
+    reply = await client.post("/embed", json={"inputs": "a", **many})
+    assert reply.headers[HEADER].endswith(f"and {100 - MAX_NAMES} more")
+    assert len(quoted) == MAX_NAMES
+    assert max(map(len, quoted)) <= MAX_NAME_CHARS
 
 
 async def test_every_route_refuses_an_unknown_field_by_name_or_lists_it(client, subtests):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from condensery.api.rest.middleware import BODY_PIECE_SECONDS
 from condensery.request_context import current_request
 from condensery.values import Embedded
 
@@ -94,6 +95,81 @@ async def test_a_body_that_dribbles_ends_with_its_time(line):
     asked = line("/embed", [b'{"inputs"', b": "], headers=headers, unfinished=True)
     await asked.run()
     assert asked.status == 408
+
+
+@pytest.fixture
+async def pass_time(monkeypatch):
+    """Put the clock of the loop's timers on by so many seconds."""
+    loop, passed = asyncio.get_running_loop(), [0.0]
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + sum(passed))
+    return passed.append
+
+
+def dribbling(line, **options):
+    """Return a request for embeddings, and what sends pieces of its body."""
+    pieces = asyncio.Queue()
+    asked = line("/embed", [], **options)
+
+    async def receive():
+        asked.received += 1
+        return await pieces.get()
+
+    asked._receive = receive
+
+    def send(piece, more=True):
+        pieces.put_nowait({"type": "http.request", "body": piece, "more_body": more})
+
+    return asked, send
+
+
+async def test_a_slow_body_that_comes_on_is_read_to_its_end(line, pass_time):
+    asked, send = dribbling(line)
+    asked.start()
+    for count, piece in enumerate((b'{"inputs"', b": ", b'"a"', b"}"), start=1):
+        await asked.until(lambda count=count: asked.received == count)
+        pass_time(0.9 * BODY_PIECE_SECONDS)
+        send(piece, more=piece != b"}")
+    await asked.end()
+    assert asked.status == 200
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_body_of_which_nothing_comes_gives_its_bytes_back(line, services, pass_time, begun):
+    asked, send = dribbling(line, headers={"content-length": "1000"})
+    asked.start()
+    if begun:
+        send(b"{")
+    await asked.until(lambda: asked.received == 1 + begun)
+    assert services.admission.bytes == 1000
+    pass_time(1.1 * BODY_PIECE_SECONDS)
+    await asked.end()
+    assert asked.status == 408
+    assert asked.error.startswith("body: ")
+    assert (services.admission.requests, services.admission.bytes) == (0, 0)
+    labels = {"model": "unknown", "task": "embed", "protocol": "rest", "code": "ExpiredInQueue"}
+    assert services.metrics.registry.get_sample_value("condensery_requests_total", labels) == 1
+
+
+async def test_a_body_over_the_limit_of_which_nothing_comes_is_refused_as_that(line, pass_time):
+    asked, _ = dribbling(line, headers={"content-length": str(2**30)})
+    asked.start()
+    await asked.until(lambda: asked.received)
+    pass_time(1.1 * BODY_PIECE_SECONDS)
+    await asked.end()
+    assert asked.status == 413
+
+
+async def test_zeros_before_a_bodys_length_hide_none_of_it(line, services):
+    services.admission.max_bytes = 25_000
+    for held, length, status in (
+        (24_000, "0" * 5000 + "19000", 429),
+        (1000, "9" * 5000, 413),
+        (1000, "0" * 5000, 400),
+    ):
+        with services.admission.admit(held):
+            asked = await line("/v1/embeddings", headers={"content-length": length}).run()
+        assert asked.status == status
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/indexes/kb/query"])

@@ -116,6 +116,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/tokenize", {"inputs": ["a" * 90] * 12}, 413, "inputs: 1080 characters, over the limit"),
         ("/decode", {"ids": [1, -1]}, 422, "ids[0]: -1 is not a token id"),
         ("/decode", {"ids": [[1], [2**32]]}, 422, f"ids[1]: {2**32} is not a token id"),
+        ("/decode", {"ids": [[1], [2], [5, 999_999]]}, 422, "ids[2]: 999999 is not a token id"),
         ("/decode", {"ids": ["a"]}, 422, "ids"),
         ("/decode", {"ids": []}, 400, "ids: the list is empty"),
     ],

@@ -17,6 +17,13 @@ from condensery.api.rest.validation import validate_body
 from condensery.errors import InputError, TokenIdsRefused
 
 
+def test_of_a_long_name_a_message_has_the_beginning():
+    with pytest.raises(InputError) as caught:
+        validate_body({"query": "q", "n" * 10_000: 1}, AnswerRequest)
+    assert str(caught.value.field).startswith("nnn")
+    assert len(caught.value.message) < 1000
+
+
 @pytest.mark.parametrize(
     ("schema", "data", "field", "message"),
     [

@@ -196,8 +196,7 @@ async def tei_any(request: Request, services: Services) -> Response:
             return validate_body(data, TeiRerankRequest)
         if "inputs" in keys and isinstance(data["inputs"], dict):
             return validate_body(data, TeiSimilarityRequest)
-        model = data.get("model") if isinstance(data, dict) else None
-        if is_classifier(services, request.headers.get("x-model") if model is None else model):
+        if is_classifier(services, data.get("model") if isinstance(data, dict) else None):
             return validate_body(data, TeiPredictRequest)
         return validate_body(data, TeiEmbedRequest)
 
