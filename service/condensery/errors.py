@@ -311,6 +311,12 @@ def shorten(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def shorten_name(name: object, limit: int = 80) -> str:
+    """Return a name as a dotted field holds it: as it is, but cut to ``limit`` characters."""
+    text = str(name)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def code_of(kind: type[CondenseryError]) -> str:
     """Return a class's code on the wire: ``model_not_found`` for ModelNotFound."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()

@@ -11,7 +11,7 @@ are looked up in the processor's registers (André, Kermarrec & Le Scouarnec, VL
 import math
 from collections.abc import Mapping
 
-from condensery.errors import InputError, shorten
+from condensery.errors import InputError, shorten, shorten_name
 
 # Each kind's options, from least to most. Of an IVF-PQ index `pq_m` divides the
 # dimensions.
@@ -63,7 +63,7 @@ def check_options(kind: str, raw: object, dims: int) -> dict[str, int]:
         raise InputError.at("options", f"{shorten(raw)} is not an object.", raw)
     known = OPTIONS[kind]
     for name, value in raw.items():
-        field = f"options.{name}"
+        field = f"options.{shorten_name(name)}"
         if name not in known:
             there = ", ".join(known) or "none"
             raise InputError.at(field, f"unknown option; kind {kind} has: {there}.", value)

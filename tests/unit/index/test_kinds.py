@@ -360,6 +360,12 @@ def test_an_invalid_option_is_named(kind: str, options: Any, field: str, says: s
     assert says in caught.value.message
 
 
+def test_a_long_name_of_an_option_is_not_repeated_at_length() -> None:
+    with pytest.raises(InputError) as caught:
+        check_options("hnsw", {"x" * 100_000: 1}, 16)
+    assert len(caught.value.message) < 250
+
+
 def test_an_index_with_codes_of_eight_bits_from_before_goes_on(
     data_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
