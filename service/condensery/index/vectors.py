@@ -520,7 +520,11 @@ class VectorCache:
     def _look_into_cells(
         self, vector: Floats, k: int, allowed: Rows | None
     ) -> tuple[list[int], list[float]]:
-        """Search the codes of the nearest cells; of all cells, where these hold too few."""
+        """Search the codes of the nearest cells; of all cells, where these hold too few.
+
+        Codes of 4 bits are compared by whole numbers, and FAISS returns none that is at the least
+        of these: where all codes are equally near, as to a query of zeros, it returns nothing.
+        """
         cells = int(self._index.nlist)
         probes = self._options.get("nprobe", kinds.probes_for(cells))
         if allowed is not None:
@@ -535,7 +539,12 @@ class VectorCache:
             if there.sum() == k or probes == cells:
                 break
             probes = cells
-        return self._named(places[0][there], scores[0][there])
+        rows, nearness = self._named(places[0][there], scores[0][there])
+        if len(rows) < k:
+            left = np.setdiff1d(self._places.living() if allowed is None else allowed, rows)
+            more = left[: k - len(rows)].tolist()
+            rows, nearness = rows + more, nearness + [min(nearness, default=0.0)] * len(more)
+        return rows, nearness
 
     def _score(self, vector: Floats, k: int, rows: Rows) -> tuple[list[int], list[float]]:
         """Search a few rows one by one: exact. Of equal ones the older come first."""

@@ -435,6 +435,28 @@ def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> N
     assert_best_hits(hits, score_truth(read_truth(data_dir, "pq"), query), 1000)
 
 
+@pytest.mark.parametrize("times", [0, 1e-37])
+@pytest.mark.parametrize("options", [PQ["options"], LONG])
+def test_a_query_to_which_all_codes_are_equally_near_has_its_hits(
+    data_dir: Path, options: dict[str, int], times: float
+) -> None:
+    """FAISS returns none of codes of 4 bits then."""
+    even = Filter(must=(Match("even", (True,)),))
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**{**PQ, "options": options}))
+        write(store, range(1300))
+        store.delete("pq", [f"d{n}" for n in range(100)])
+        assert store.info("pq").searched_as == "ivf_pq"
+        query = np.float32(times) * vector_of(3)
+        for top_k in (1, 10, 1000, 5000):
+            for chosen, there in ((None, 1200), (even, 600)):
+                hits = store.query("pq", query, top_k=top_k, filter=chosen)
+                numbers = {int(hit.document_id[1:]) for hit in hits}
+                assert len(numbers) == len(hits) == min(top_k, there)
+                assert min(numbers) >= 100
+                assert chosen is None or not any(number % 2 for number in numbers)
+
+
 def test_readers_of_codes_never_see_half_a_write(data_dir: Path) -> None:
     """All of one write or none, in a search of all cells, while it is compacted, too."""
     errors: list[BaseException] = []
