@@ -448,7 +448,7 @@ class VectorIndex:
                     self._begin_save()
         except IndexClosed:
             return
-        except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
+        except Exception as error:  # whatever it is: else none would be made until a restart
             self._report("index_cache_upkeep_failed", reason=str(error))
             with contextlib.suppress(IndexClosed), self._writing():
                 self._making, self._failed_at = False, self.cache.live
@@ -584,19 +584,22 @@ def _check_count(cache: VectorCache, expected: int) -> None:
 def begin_cache(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
     """Return an empty cache of the index's kind, trained where that is due."""
     cache = VectorCache(spec.kind, spec.metric, spec.dims, spec.options)
-    _, expected = passages.count(connection)
-    if cache.trains_at is not None and expected >= cache.trains_at:
-        return _train(connection, spec, expected)
+    if cache.trains_at is not None:
+        rows = passages.passage_rows(connection)
+        if len(rows) >= cache.trains_at:
+            return _train(connection, spec, rows)
     return cache
 
 
-def _train(connection: sqlite3.Connection, spec: IndexSpec, count: int) -> VectorCache:
-    """Train an empty cache on a sample of the vectors, the same each time."""
-    options = spec.options or {}
-    rows = np.random.default_rng(0).choice(
-        passages.passage_rows(connection), kinds.sample_size(options, count), replace=False
-    )
-    blocks = passages.vector_blocks(connection, spec.dims, np.sort(rows))
+def _train(connection: sqlite3.Connection, spec: IndexSpec, rows: Rows) -> VectorCache:
+    """Train an empty cache on a sample of the rows' vectors, the same each time.
+
+    Rows may be deleted meanwhile: how many there are is counted once.
+    """
+    options, count = spec.options or {}, len(rows)
+    size = kinds.sample_size(options, count)
+    chosen = np.random.default_rng(0).choice(rows, size, replace=False)
+    blocks = passages.vector_blocks(connection, spec.dims, np.sort(chosen))
     sample = np.concatenate([vectors for _, vectors in blocks])
     return VectorCache.trained(spec.kind, spec.metric, spec.dims, options, count, sample)
 

@@ -20,7 +20,7 @@ from tests.unit.index.conftest import (
 )
 
 from condensery.errors import IndexExists, InputError
-from condensery.index import kinds, vector_index
+from condensery.index import kinds, passages, vector_index
 from condensery.index.filters import Filter, Match, Range
 from condensery.index.kinds import OPTIONS, check_options
 from condensery.index.passages import Rows
@@ -278,11 +278,38 @@ def test_an_index_is_closed_while_it_is_trained(
         assert recall(store, data_dir) > 0.95
 
 
-def test_a_training_that_fails_is_told_once_and_tried_again_when_there_is_more(
+def test_what_is_deleted_as_a_training_begins_is_no_fault(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    sample_rows, deleted = passages.passage_rows, []
+
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**PQ))
+
+        def delete_first(connection: Any) -> Rows:
+            if threading.current_thread().name == "index-anew" and not deleted:
+                deleted.append(store.delete("pq", ["d0"]))
+            return sample_rows(connection)
+
+        monkeypatch.setattr(passages, "passage_rows", delete_first)
+        write(store, range(LEAST))
+        assert deleted == [1]
+        assert store.info("pq").searched_as == "flat"  # one too few now
+        write(store, range(LEAST, LEAST + 100))
+        assert store.info("pq").searched_as == "ivf_pq"
+        assert recall(store, data_dir) > 0.95
+    assert events(caplog) == []
+
+
+@pytest.mark.parametrize("fault", [MemoryError("no room"), ValueError("unforeseen")])
+def test_a_training_that_fails_is_told_once_and_tried_again_when_there_is_more(
+    data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Exception,
+) -> None:
     def fail(*_: Any) -> Any:
-        raise MemoryError("no room")
+        raise fault
 
     with open_store(data_dir) as store:
         store.create("pq", IndexSpec(**PQ))
