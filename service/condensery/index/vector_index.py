@@ -49,6 +49,9 @@ _BUILT_AT_ONCE = 5_000
 _READ_AT_ONCE = 256 * 2**20
 # Vectors that are read first of those that are near by their codes, or four times those wanted.
 _READ_FIRST = 40
+# Different scores whose codes' errors are to be known before reading stops. Of a few, or of copies
+# of one vector, the deviation says nothing.
+_LEAST_KNOWN = 20
 # After a failure a cache is not made anew before the index has grown by so much.
 _GROWN = 1.1
 
@@ -483,7 +486,8 @@ def read_nearest(
 
     That is until the next one by its code would need an error of the code three standard deviations
     over the mean of those seen, to come before the ``k``-th nearest so far. Of texts' vectors a
-    quarter of ``near`` is read so, and as many of the nearest are found as in all of it.
+    quarter of ``near`` is read so, and as many of the nearest are found as in all of it. Copies of
+    a vector, which have all the same error, count once.
 
     Args:
         read: Returns those of the rows that exist, and their scores.
@@ -497,15 +501,29 @@ def read_nearest(
     start, step = 0, max(_READ_FIRST, 4 * k)
     while start < len(near):
         if len(found) >= k:
-            least = np.partition(exact, -k)[-k]
-            if by_code[start] + errors.mean() + 3 * errors.std() < least:
-                break
+            needed = np.partition(exact, -k)[-k] - by_code[start]
+            if _is_unlikely(needed, errors):  # and then without copies, which takes longer to see
+                known = errors[_distinct(exact)]
+                if len(known) >= _LEAST_KNOWN and _is_unlikely(needed, known):
+                    break
         rows, scores = read(near[start : start + step])
         codes = np.array([code_of[row] for row in rows.tolist()], dtype=np.float32)
         found, exact = np.concatenate([found, rows]), np.concatenate([exact, scores])
         errors = np.concatenate([errors, scores - codes])
         start, step = start + step, 2 * step
     return found, exact
+
+
+def _is_unlikely(error: float, errors: Floats) -> bool:
+    return bool(error > errors.mean() + 3 * errors.std())
+
+
+def _distinct(scores: Floats) -> Rows:
+    """Return a place of each different score; those within rounding are the same."""
+    wide = scores.astype(np.float64)
+    unit = 1e-6 * np.abs(wide).max() or 1.0
+    places: Rows = np.unique(np.round(wide / unit), return_index=True)[1]
+    return places
 
 
 def _split(count: int, size: int) -> Iterator[slice]:

@@ -453,6 +453,21 @@ def test_vectors_are_read_as_far_as_codes_may_be_wrong(noise: float, gone: int) 
     assert len(read) == {0: 40, 0.01: 40, 0.1: 40, 1: 40 + 80 + 160}[noise]
 
 
+def test_copies_of_a_vector_do_not_tell_how_wrong_codes_are() -> None:
+    """All have the same error, by which the nearest could not stand after them."""
+    chance = np.random.default_rng(6)
+    exact = np.concatenate([np.full(40, 1.0), chance.uniform(0, 0.9, 160)]).astype(np.float32)
+    by_code = np.concatenate([exact[:40], np.sort(chance.uniform(0, 0.99, 160))[::-1]])
+    exact[50] = 2.0
+
+    def score(rows: Sequence[int]) -> tuple[Rows, Floats]:
+        found = np.array(sorted(rows))
+        return found, exact[found]
+
+    found, scores = read_nearest(score, range(200), by_code.tolist(), 10)
+    assert found[scores.argmax()] == 50
+
+
 def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> None:
     """More than the nearest cells hold are found in the others."""
     store.create("pq", IndexSpec(**{**PQ, "options": {**PQ["options"], "nprobe": 1}}))
