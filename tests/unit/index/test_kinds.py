@@ -399,12 +399,13 @@ def test_an_index_with_codes_of_eight_bits_from_before_goes_on(
     """What options leave out was 8 bits then: the file is searched as it is."""
     spec = IndexSpec(**{**PQ, "metric": "l2", "options": {"nlist": 16}})
     with monkeypatch.context() as older, open_store(data_dir) as store:
-        older.setattr(kinds, "bits_for", lambda options: kinds.FULL_BITS)
+        older.setattr(kinds, "bits_for", lambda *_: kinds.FULL_BITS)
         store.create("pq", spec)
         for start in range(0, 10_000, 2500):
             write(store, range(start, start + 2500), wait=False)
         settle(store)
         assert store.find("pq")._vector_index.cache._index.pq.nbits == 8
+    monkeypatch.setattr(kinds, "bits_for", lambda *_: kinds.FAST_BITS)
     with open_store(data_dir) as store:
         assert store.find("pq")._vector_index.cache._index.pq.nbits == 8
         assert recall(store, data_dir) > 0.95
@@ -417,7 +418,11 @@ def test_what_is_left_out_follows_from_the_size() -> None:
     assert check_options("ivf_pq", None, 384) == {}
     assert [kinds.codes_for(dims, 8) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 4, 96, 77]
     assert [kinds.codes_for(dims, 4) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 8, 192, 77]
-    assert [kinds.bits_for(options) for options in ({}, {"pq_m": 8}, {"pq_bits": 6})] == [4, 8, 6]
+    for options, bits in (({}, 4), ({"pq_m": 8}, 8), ({"pq_bits": 6}, 6)):
+        assert kinds.bits_for(options, 384) == bits
+    # where few divide the dimensions, or vectors are short, codes of 4 bits tell less
+    assert {kinds.bits_for({}, dims) for dims in (2, 3, 12, 16, 21, 35, 48, 97, 385)} == {8}
+    assert {kinds.bits_for({}, dims) for dims in (18, 22, 58, 64, 100, 128, 768, 1024)} == {4}
     assert kinds.least_rows({}) == 39 * 256
     for rows in (1, 624, 9984, 20_000, 100_000, 1_000_000):
         cells = kinds.cells_for(rows)
