@@ -153,7 +153,7 @@ def coded(vectors: Any, options: Mapping[str, int]) -> Any:
     for start in range(0, count, WRITE):
         codes.add(held[start : start + WRITE])
     index = faiss.IndexRefine(codes, vectors)
-    index.k_factor = kinds.candidates_for(TOP_K, kinds.bits_for(options)) / TOP_K
+    index.k_factor = kinds.candidates_for(TOP_K, int(codes.pq.nbits)) / TOP_K
     return index
 
 

@@ -347,6 +347,12 @@ def list_some(values: Collection[object], most: int = 8) -> str:
     return ", ".join([*listed, f"and {more} more"] if more else listed)
 
 
+def shorten_name(name: object, limit: int = 80) -> str:
+    """Return a name as a dotted field holds it: as it is, but cut to ``limit`` characters."""
+    text = str(name)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def code_of(kind: type[CondenseryError]) -> str:
     """Return a class's code on the wire: ``model_not_found`` for ModelNotFound."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()

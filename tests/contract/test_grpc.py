@@ -66,6 +66,33 @@ def test_rest_and_grpc_rank_and_answer_alike(live_server: Any, channel: grpc.Cha
     assert final.compression.vectors_out == answered["compression"]["vectors_out"] == 40
 
 
+def test_a_number_that_is_too_large_is_named_alike_by_both_doors(
+    live_server: Any, channel: grpc.Channel
+) -> None:
+    vector = np.zeros(384, "<f4")
+    vector[3] = 2e16
+    fingerprint = fingerprint_of(channel)
+    document = {"id": "large", "text": "a", "vector": vector.tolist()}
+    reply = httpx.post(
+        f"{live_server.url}/v1/indexes/samples/documents",
+        json={"documents": [document], "fingerprint": fingerprint},
+        timeout=60,
+    )
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "documents[0].vector[3]"
+    asked = pb.UpsertRequest(
+        index="samples",
+        documents=[pb.Document(id="large", text="a")],
+        vectors=vector.tobytes(),
+        fingerprint=fingerprint,
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        stubs.IndexStub(channel).Upsert(asked, timeout=60)
+    assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == error["message"]
+
+
 EMBED = "/condensery.v1.Embedding/EmbedBatch"
 LIMIT = 8 * 2**20
 

@@ -4,13 +4,17 @@ It is written in the transaction that writes the passages, so that the two can't
 keeps no copy of their text, which is why a passage's text is needed to take its words out again.
 A word is a run of letters and digits as Unicode has them, without case and, in Latin script,
 without diacritics; there is no stemming, which would be right for one language only. Where a
-script puts no blanks between words (Chinese, Japanese, Thai), a whole run is one word.
+script puts no blanks between words (Chinese, Japanese, Thai), a whole run is one word. Words are
+kept as the text has them, and a query's are looked for in both forms that Unicode holds equal, so
+that Hangul is found however it is composed: to compose what is kept would make words that older
+versions wrote stay for ever, since each is taken out by the text it was taken from.
 
 Source: Robertson & Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009), with
 k1 = 1.2 and b = 0.75, as SQLite's ``bm25()`` has it (https://www.sqlite.org/fts5.html#the_bm25_function).
 """
 
 import sqlite3
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from condensery.index import fields
@@ -122,7 +126,8 @@ def search(
     Returns:
         Rows and scores, more is better.
     """
-    known = [(count, word) for word in words if (count := _count(connection, word))]
+    forms = dict.fromkeys(form for word in words for form in _forms(word))
+    known = [(count, word) for word in forms if (count := _count(connection, word))]
     telling = [entry for entry in known if 2 * entry[0] <= passages] or known
     rarest = sorted(telling, key=lambda entry: entry[0])[:MAX_WORDS]
     if not rarest:
@@ -132,6 +137,16 @@ def search(
     where, values = ("", []) if filter is None else fields.compile_filter(filter)
     statement = _SEARCH.format(condition=_WITHIN.format(where) if where else "")
     return connection.execute(statement, (query, *values, top_k)).fetchall()
+
+
+def _forms(word: str) -> tuple[str, ...]:
+    """Return a word as it is, composed and decomposed.
+
+    A form that is no word of any text's, as of most scripts' accents, is found nowhere.
+    """
+    if word.isascii():
+        return (word,)
+    return (word, *(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))
 
 
 def _count(connection: sqlite3.Connection, word: str) -> int:

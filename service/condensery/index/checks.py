@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from condensery.errors import EmptyInput, InputError, shorten
+from condensery.errors import EmptyInput, InputError, shorten, shorten_name
 from condensery.index.kinds import KINDS, check_options
 from condensery.values import Document, Floats, IndexSpec, Passage
 
@@ -170,7 +170,10 @@ def _plain(value: Any, field: str, depth: int) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise InputError.at(field, f"the key {shorten(key)} is not a string.", key)
-        return {key: _plain(item, f"{field}.{key}", depth - 1) for key, item in value.items()}
+        return {
+            key: _plain(item, f"{field}.{shorten_name(key)}", depth - 1)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{field}[{row}]", depth - 1) for row, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):

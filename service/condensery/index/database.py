@@ -226,6 +226,7 @@ class LogShortener:
             size = self._log.stat().st_size
         except OSError:
             return
+        self._tried_at = min(self._tried_at, size)  # SQLite may have begun it anew by itself
         if size < self._tried_at + MOST_LOG_BYTES:
             return
         connection.execute(f"PRAGMA busy_timeout = {round(1000 * LOG_SECONDS / LOG_TRIES)}")

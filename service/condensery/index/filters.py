@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from condensery.errors import InputError, PayloadTooLarge, shorten
+from condensery.errors import InputError, PayloadTooLarge, shorten, shorten_name
 
 Scalar = str | bool | int | float
 
@@ -288,7 +288,7 @@ def _object(node: object, field: str, known: Sequence[str]) -> dict[str, Any]:
         raise InputError.at(field, f"{shorten(node)} is not an object.", node)
     for name in node:
         if name not in known:
-            at = f"{field}.{name}"
+            at = f"{field}.{shorten_name(name)}"
             raise InputError.at(at, f"unknown field; known here: {', '.join(known)}.", node[name])
     return {name: value for name, value in node.items() if value is not None}
 

@@ -117,9 +117,9 @@ def split(
 def heading_room(size: int, overlap: int) -> int:
     """Return how many tokens of passages of ``size`` a heading may take: a third.
 
-    Fewer, or none, where a passage would have less than three times what it repeats.
+    Fewer, or none, where a passage would have less than three times what it repeats, or nothing.
     """
-    return max(0, min(size // 3, size - 3 * overlap - _BETWEEN_TOKENS))
+    return max(0, min(size // 3, size - max(1, 3 * overlap) - _BETWEEN_TOKENS))
 
 
 def _stop(text: str, tokens: Sequence[Span], first: int, after: int, size: int) -> int:

@@ -49,6 +49,9 @@ _BUILT_AT_ONCE = 5_000
 _READ_AT_ONCE = 256 * 2**20
 # Vectors that are read first of those that are near by their codes, or four times those wanted.
 _READ_FIRST = 40
+# Different scores whose codes' errors are to be known before reading stops. Of a few, or of copies
+# of one vector, the deviation says nothing.
+_LEAST_KNOWN = 20
 # After a failure a cache is not made anew before the index has grown by so much.
 _GROWN = 1.1
 
@@ -448,7 +451,7 @@ class VectorIndex:
                     self._begin_save()
         except IndexClosed:
             return
-        except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
+        except Exception as error:  # whatever it is: else none would be made until a restart
             self._report("index_cache_upkeep_failed", reason=str(error))
             with contextlib.suppress(IndexClosed), self._writing():
                 self._making, self._failed_at = False, self.cache.live
@@ -483,7 +486,8 @@ def read_nearest(
 
     That is until the next one by its code would need an error of the code three standard deviations
     over the mean of those seen, to come before the ``k``-th nearest so far. Of texts' vectors a
-    quarter of ``near`` is read so, and as many of the nearest are found as in all of it.
+    quarter of ``near`` is read so, and as many of the nearest are found as in all of it. Copies of
+    a vector, which have all the same error, count once.
 
     Args:
         read: Returns those of the rows that exist, and their scores.
@@ -497,15 +501,29 @@ def read_nearest(
     start, step = 0, max(_READ_FIRST, 4 * k)
     while start < len(near):
         if len(found) >= k:
-            least = np.partition(exact, -k)[-k]
-            if by_code[start] + errors.mean() + 3 * errors.std() < least:
-                break
+            needed = np.partition(exact, -k)[-k] - by_code[start]
+            if _is_unlikely(needed, errors):  # and then without copies, which takes longer to see
+                known = errors[_distinct(exact)]
+                if len(known) >= _LEAST_KNOWN and _is_unlikely(needed, known):
+                    break
         rows, scores = read(near[start : start + step])
         codes = np.array([code_of[row] for row in rows.tolist()], dtype=np.float32)
         found, exact = np.concatenate([found, rows]), np.concatenate([exact, scores])
         errors = np.concatenate([errors, scores - codes])
         start, step = start + step, 2 * step
     return found, exact
+
+
+def _is_unlikely(error: float, errors: Floats) -> bool:
+    return bool(error > errors.mean() + 3 * errors.std())
+
+
+def _distinct(scores: Floats) -> Rows:
+    """Return a place of each different score; those within rounding are the same."""
+    wide = scores.astype(np.float64)
+    unit = 1e-6 * np.abs(wide).max() or 1.0
+    places: Rows = np.unique(np.round(wide / unit), return_index=True)[1]
+    return places
 
 
 def _split(count: int, size: int) -> Iterator[slice]:
@@ -584,19 +602,22 @@ def _check_count(cache: VectorCache, expected: int) -> None:
 def begin_cache(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
     """Return an empty cache of the index's kind, trained where that is due."""
     cache = VectorCache(spec.kind, spec.metric, spec.dims, spec.options)
-    _, expected = passages.count(connection)
-    if cache.trains_at is not None and expected >= cache.trains_at:
-        return _train(connection, spec, expected)
+    if cache.trains_at is not None:
+        rows = passages.passage_rows(connection)
+        if len(rows) >= cache.trains_at:
+            return _train(connection, spec, rows)
     return cache
 
 
-def _train(connection: sqlite3.Connection, spec: IndexSpec, count: int) -> VectorCache:
-    """Train an empty cache on a sample of the vectors, the same each time."""
-    options = spec.options or {}
-    rows = np.random.default_rng(0).choice(
-        passages.passage_rows(connection), kinds.sample_size(options, count), replace=False
-    )
-    blocks = passages.vector_blocks(connection, spec.dims, np.sort(rows))
+def _train(connection: sqlite3.Connection, spec: IndexSpec, rows: Rows) -> VectorCache:
+    """Train an empty cache on a sample of the rows' vectors, the same each time.
+
+    Rows may be deleted meanwhile: how many there are is counted once.
+    """
+    options, count = spec.options or {}, len(rows)
+    size = kinds.sample_size(options, count)
+    chosen = np.random.default_rng(0).choice(rows, size, replace=False)
+    blocks = passages.vector_blocks(connection, spec.dims, np.sort(chosen))
     sample = np.concatenate([vectors for _, vectors in blocks])
     return VectorCache.trained(spec.kind, spec.metric, spec.dims, options, count, sample)
 

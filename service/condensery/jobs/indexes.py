@@ -20,6 +20,7 @@ from condensery.errors import (
     ModelNotFound,
     shorten,
 )
+from condensery.index.checks import MAX_COMPONENT
 from condensery.index.filters import read_filter
 from condensery.index.kinds import KINDS
 from condensery.index.prompts import make_index_prompts, make_older_index_prompts
@@ -432,12 +433,12 @@ def check_vectors(
             field=names[0],
             value=got,
         )
-    finite = np.isfinite(vectors)
-    if not finite.all():
-        row, column = (int(place) for place in np.argwhere(~finite)[0])
+    good = np.abs(vectors) <= MAX_COMPONENT  # which NaN is not
+    if not good.all():
+        row, column = (int(place) for place in np.argwhere(~good)[0])
         raise InputError.at(
             f"{names[row]}[{column}]",
-            f"{vectors[row, column]} is not a finite number.",
+            f"{vectors[row, column]} is not a finite number up to {MAX_COMPONENT:g}.",
             float(vectors[row, column]),
         )
     return fingerprint

@@ -2,6 +2,7 @@
 
 import math
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -121,6 +122,18 @@ def test_case_counts_for_nothing_and_latin_diacritics_do_not_either(store: Index
     assert find(store, "улица") == ["b"]
     assert find(store, "ΠΑΡΆΔΕΙΓΜΑ") == ["c"]
     assert find(store, "caf") == []  # a whole word or none
+
+
+def test_hangul_is_found_however_it_is_composed(store: IndexStore, data_dir: Path) -> None:
+    composed = "한국 음식"
+    apart = unicodedata.normalize("NFD", composed)
+    write(store, {"a": composed, "b": f"{apart} 김치", "c": "중국", "d": "x", "e": "y", "f": "z"})
+    for asked in (composed, apart, f"{composed} {apart}"):
+        assert sorted(find(store, asked)) == ["a", "b"]
+    store.delete("kb", ["a"])
+    write(store, {"b": "중국"})  # and what was written so goes again
+    assert find(store, composed) == find(store, apart) == []
+    assert_agrees(store, data_dir)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,13 @@ def test_metadata_that_json_would_not_give_back_is_refused(metadata: Any, field:
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("metadata", [{"x" * 100_000: {1}}, {"a": {"x" * 100_000: {1}}}])
+def test_a_long_name_in_metadata_is_not_repeated_at_length(metadata: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        checks.encode_metadata(metadata, "m")
+    assert len(caught.value.message) < 200
+
+
 def test_metadata_nested_too_deep_is_refused() -> None:
     nested: dict[str, Any] = {}
     for _ in range(5000):

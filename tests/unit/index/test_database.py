@@ -118,6 +118,46 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_disk(path: Path) -> None:
         reader.execute("SELECT 1")
 
 
+def test_a_log_that_sqlite_began_anew_is_watched_from_its_new_length(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "MOST_LOG_BYTES", 2**20)
+    monkeypatch.setattr(database, "LOG_BYTES", 2**18)
+    monkeypatch.setattr(database, "LOG_SECONDS", 0.01)
+    writer = database.open_writer(path)
+    shortener, log = database.LogShortener(path), path.with_name(f"{path.name}-wal")
+    tried: list[int] = []
+    writer.set_trace_callback(
+        lambda statement: tried.append(log.stat().st_size) if "checkpoint" in statement else None
+    )
+
+    def write(times: int) -> None:
+        for _ in range(times):
+            with database.transaction(writer):
+                writer.execute("UPDATE settings SET encoder = hex(randomblob(50000))")
+            shortener.look(writer)
+
+    def read() -> sqlite3.Connection:
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT encoder FROM settings").fetchone()
+        return reader
+
+    first = read()
+    write(50)
+    assert tried  # in vain, and the log is long
+    first.close()
+    write(2)
+    assert log.stat().st_size < 2**20  # by SQLite itself, which found nobody reading
+    tried.clear()
+    second = read()
+    write(50)
+    second.close()
+    writer.close()
+    assert tried
+    assert tried[0] < 3 * 2**20  # not once it is longer than ever before
+
+
 FILL = """
 import resource, sqlite3, sys
 from pathlib import Path

@@ -165,6 +165,25 @@ def test_what_is_wrong_is_named_by_its_place(asked: Any, field: str, says: str) 
     assert says in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"x" * 100_000: 1},
+        {"must": {"x" * 100_000: 1}},
+        matched(**{"x" * 100_000: 1}),
+        ranged(**{"x" * 100_000: 1}),
+        {"must": {"key": "x" * 100_000 + "[", "match": {"value": 1}}},
+        matched(value=["x" * 100_000]),
+        ranged(gt="x" * 100_000),
+    ],
+)
+def test_what_is_wrong_is_named_and_not_repeated_at_length(asked: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        read_filter(asked)
+    assert len(caught.value.message) < 500
+    assert len(caught.value.field or "") < 200
+
+
 def test_a_filter_has_the_name_that_its_request_gives_it() -> None:
     with pytest.raises(InputError, match=r"index\.filter\.must\[0\]\.range\.gt: '5'"):
         read_filter(ranged(gt="5"), "index.filter")

@@ -20,7 +20,7 @@ from tests.unit.index.conftest import (
 )
 
 from condensery.errors import IndexExists, InputError
-from condensery.index import kinds, vector_index
+from condensery.index import kinds, passages, vector_index
 from condensery.index.filters import Filter, Match, Range
 from condensery.index.kinds import OPTIONS, check_options
 from condensery.index.passages import Rows
@@ -278,11 +278,38 @@ def test_an_index_is_closed_while_it_is_trained(
         assert recall(store, data_dir) > 0.95
 
 
-def test_a_training_that_fails_is_told_once_and_tried_again_when_there_is_more(
+def test_what_is_deleted_as_a_training_begins_is_no_fault(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    sample_rows, deleted = passages.passage_rows, []
+
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**PQ))
+
+        def delete_first(connection: Any) -> Rows:
+            if threading.current_thread().name == "index-anew" and not deleted:
+                deleted.append(store.delete("pq", ["d0"]))
+            return sample_rows(connection)
+
+        monkeypatch.setattr(passages, "passage_rows", delete_first)
+        write(store, range(LEAST))
+        assert deleted == [1]
+        assert store.info("pq").searched_as == "flat"  # one too few now
+        write(store, range(LEAST, LEAST + 100))
+        assert store.info("pq").searched_as == "ivf_pq"
+        assert recall(store, data_dir) > 0.95
+    assert events(caplog) == []
+
+
+@pytest.mark.parametrize("fault", [MemoryError("no room"), ValueError("unforeseen")])
+def test_a_training_that_fails_is_told_once_and_tried_again_when_there_is_more(
+    data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Exception,
+) -> None:
     def fail(*_: Any) -> Any:
-        raise MemoryError("no room")
+        raise fault
 
     with open_store(data_dir) as store:
         store.create("pq", IndexSpec(**PQ))
@@ -360,18 +387,25 @@ def test_an_invalid_option_is_named(kind: str, options: Any, field: str, says: s
     assert says in caught.value.message
 
 
+def test_a_long_name_of_an_option_is_not_repeated_at_length() -> None:
+    with pytest.raises(InputError) as caught:
+        check_options("hnsw", {"x" * 100_000: 1}, 16)
+    assert len(caught.value.message) < 250
+
+
 def test_an_index_with_codes_of_eight_bits_from_before_goes_on(
     data_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What options leave out was 8 bits then: the file is searched as it is."""
     spec = IndexSpec(**{**PQ, "metric": "l2", "options": {"nlist": 16}})
     with monkeypatch.context() as older, open_store(data_dir) as store:
-        older.setattr(kinds, "bits_for", lambda options: kinds.FULL_BITS)
+        older.setattr(kinds, "bits_for", lambda *_: kinds.FULL_BITS)
         store.create("pq", spec)
         for start in range(0, 10_000, 2500):
             write(store, range(start, start + 2500), wait=False)
         settle(store)
         assert store.find("pq")._vector_index.cache._index.pq.nbits == 8
+    monkeypatch.setattr(kinds, "bits_for", lambda *_: kinds.FAST_BITS)
     with open_store(data_dir) as store:
         assert store.find("pq")._vector_index.cache._index.pq.nbits == 8
         assert recall(store, data_dir) > 0.95
@@ -384,7 +418,11 @@ def test_what_is_left_out_follows_from_the_size() -> None:
     assert check_options("ivf_pq", None, 384) == {}
     assert [kinds.codes_for(dims, 8) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 4, 96, 77]
     assert [kinds.codes_for(dims, 4) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 8, 192, 77]
-    assert [kinds.bits_for(options) for options in ({}, {"pq_m": 8}, {"pq_bits": 6})] == [4, 8, 6]
+    for options, bits in (({}, 4), ({"pq_m": 8}, 8), ({"pq_bits": 6}, 6)):
+        assert kinds.bits_for(options, 384) == bits
+    # where few divide the dimensions, or vectors are short, codes of 4 bits tell less
+    assert {kinds.bits_for({}, dims) for dims in (2, 3, 12, 16, 21, 35, 48, 97, 385)} == {8}
+    assert {kinds.bits_for({}, dims) for dims in (18, 22, 58, 64, 100, 128, 768, 1024)} == {4}
     assert kinds.least_rows({}) == 39 * 256
     for rows in (1, 624, 9984, 20_000, 100_000, 1_000_000):
         cells = kinds.cells_for(rows)
@@ -420,6 +458,21 @@ def test_vectors_are_read_as_far_as_codes_may_be_wrong(noise: float, gone: int) 
     assert len(read) == {0: 40, 0.01: 40, 0.1: 40, 1: 40 + 80 + 160}[noise]
 
 
+def test_copies_of_a_vector_do_not_tell_how_wrong_codes_are() -> None:
+    """All have the same error, by which the nearest could not stand after them."""
+    chance = np.random.default_rng(6)
+    exact = np.concatenate([np.full(40, 1.0), chance.uniform(0, 0.9, 160)]).astype(np.float32)
+    by_code = np.concatenate([exact[:40], np.sort(chance.uniform(0, 0.99, 160))[::-1]])
+    exact[50] = 2.0
+
+    def score(rows: Sequence[int]) -> tuple[Rows, Floats]:
+        found = np.array(sorted(rows))
+        return found, exact[found]
+
+    found, scores = read_nearest(score, range(200), by_code.tolist(), 10)
+    assert found[scores.argmax()] == 50
+
+
 def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> None:
     """More than the nearest cells hold are found in the others."""
     store.create("pq", IndexSpec(**{**PQ, "options": {**PQ["options"], "nprobe": 1}}))
@@ -427,6 +480,28 @@ def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> N
     query = vector_of(3)
     hits = store.query("pq", query, top_k=1000)
     assert_best_hits(hits, score_truth(read_truth(data_dir, "pq"), query), 1000)
+
+
+@pytest.mark.parametrize("times", [0, 1e-37])
+@pytest.mark.parametrize("options", [PQ["options"], LONG])
+def test_a_query_to_which_all_codes_are_equally_near_has_its_hits(
+    data_dir: Path, options: dict[str, int], times: float
+) -> None:
+    """FAISS returns none of codes of 4 bits then."""
+    even = Filter(must=(Match("even", (True,)),))
+    with open_store(data_dir) as store:
+        store.create("pq", IndexSpec(**{**PQ, "options": options}))
+        write(store, range(1300))
+        store.delete("pq", [f"d{n}" for n in range(100)])
+        assert store.info("pq").searched_as == "ivf_pq"
+        query = np.float32(times) * vector_of(3)
+        for top_k in (1, 10, 1000, 5000):
+            for chosen, there in ((None, 1200), (even, 600)):
+                hits = store.query("pq", query, top_k=top_k, filter=chosen)
+                numbers = {int(hit.document_id[1:]) for hit in hits}
+                assert len(numbers) == len(hits) == min(top_k, there)
+                assert min(numbers) >= 100
+                assert chosen is None or not any(number % 2 for number in numbers)
 
 
 def test_readers_of_codes_never_see_half_a_write(data_dir: Path) -> None:

@@ -170,6 +170,18 @@ def test_a_heading_of_one_word_that_is_too_long_is_none() -> None:
     assert find_heading(text, tokens, 0) == 0
 
 
+def test_every_small_passage_has_room_beside_a_heading() -> None:
+    text = "Title of\n\none two three four five six"
+    tokens = words(text)
+    for size in range(1, 16):
+        for overlap in range(size):
+            heading = find_heading(text, tokens, heading_room(size, overlap))
+            above = sum(end <= heading for _, end in tokens)
+            # the heading, a blank line and something: else no passage would ever end
+            assert not above or size - above - 2 >= max(1, 3 * overlap), (size, overlap)
+            assert split(text, tokens, size, overlap, heading)[-1][1] == len(text)
+
+
 @given(st.text(alphabet="ab .#?\n,。", max_size=300), st.integers(1, 30), st.integers(0, 29))
 def test_passages_after_the_first_fit_with_the_heading(text: str, size: int, overlap: int) -> None:
     text, overlap = f"a b c\n\n{text}", min(overlap, size - 1)
@@ -178,7 +190,7 @@ def test_passages_after_the_first_fit_with_the_heading(text: str, size: int, ove
     spans = split(text, tokens, size, overlap, heading)
     above = sum(end <= heading for _, end in tokens)
     assert above <= room <= size // 3
-    assert not above or size - above - 2 >= 3 * overlap
+    assert not above or size - above - 2 >= max(1, 3 * overlap)
     for start, end in spans[1:]:
         assert sum(start <= first and last <= end for first, last in tokens) + above <= size
     covered = {at for start, end in spans for at in range(start, end)}

@@ -9,12 +9,12 @@ import faiss
 import numpy as np
 import pytest
 
-from condensery.index import flat_vectors
+from condensery.index import flat_vectors, kinds
 from condensery.index import vectors as module
 from condensery.index.cache_file import CacheUnusable
 from condensery.index.passages import Stamp
 from condensery.index.places import Places
-from condensery.index.vectors import VectorCache
+from condensery.index.vectors import VectorCache, is_uneven
 
 DIMS = 16
 STAMP = Stamp(7, -123456789)
@@ -427,3 +427,58 @@ def test_a_row_without_room_adds_nothing_and_shifts_none(
     ):
         with pytest.raises(RuntimeError, match="middle"):
             change()
+
+
+def make_uneven(share: float, times: float, shift: float) -> np.ndarray:
+    """Vectors of which some are longer, in all directions."""
+    vectors = make_vectors(2000)
+    vectors[: int(share * len(vectors))] *= times
+    return vectors + np.float32(shift)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 100])
+def test_vectors_of_which_some_are_far_longer_are_uneven(shift: float) -> None:
+    for share, times in ((0, 1), (0.01, 1.2), (0.5, 1.3)):
+        assert not is_uneven(make_uneven(share, times, shift))
+    for share, times in ((0.001, 10), (0.01, 10), (0.5, 10), (0.7, 10)):
+        assert is_uneven(make_uneven(share, times, shift))
+
+
+def test_vectors_of_equal_length_are_even_and_equal_ones_too() -> None:
+    vectors = make_vectors(2000)
+    assert not is_uneven(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    for same in (0.0, 1.0, 1e16):
+        assert not is_uneven(np.full((2000, DIMS), same, np.float32))
+
+
+@pytest.mark.parametrize(("options", "bits"), [({}, 8), ({"pq_bits": 4}, 4)])
+def test_uneven_vectors_get_codes_that_tell_them_apart(
+    options: dict[str, int], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By distance codes of 4 bits would find one of ten."""
+    monkeypatch.setattr(kinds, "bits_for", lambda options, dims: options.get("pq_bits", 4))
+    vectors = np.concatenate([make_uneven(0, 1, 0), make_uneven(0.02, 100, 0)])
+    options = {"nlist": 16, **options}
+    cache = VectorCache.trained("ivf_pq", "l2", DIMS, options, len(vectors), vectors)
+    assert cache._index.pq.nbits == bits
+    cache.add(np.arange(len(vectors)) + 1000, vectors)
+    found = 0
+    for query in make_vectors(20, seed=1):
+        near, _ = cache.search(query, 100)
+        found += len({*near} & {*brute(vectors, query, "l2")[:10]})
+    assert (found / 200 > 0.9) == (bits == 8)
+
+
+@pytest.mark.parametrize("dims", [2, 13])
+def test_dimensions_that_nothing_divides_lose_little(dims: int) -> None:
+    """One code of 4 bits, all that they have, would find two fifths."""
+    chance = np.random.default_rng(dims)
+    near = chance.standard_normal((100, dims))[chance.integers(100, size=10_000)]
+    vectors = (near + 0.3 * chance.standard_normal(near.shape)).astype(np.float32)
+    cache = VectorCache.trained("ivf_pq", "l2", dims, {}, len(vectors), vectors)
+    cache.add(np.arange(len(vectors)) + 1000, vectors)
+    found = 0
+    for query in vectors[:30]:
+        near_codes, _ = cache.search(query, cache.candidates_for(10))
+        found += len({*near_codes} & {*brute(vectors, query, "l2")[:10]})
+    assert found / 300 > 0.9

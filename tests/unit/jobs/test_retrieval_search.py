@@ -91,13 +91,15 @@ async def test_vectors_of_the_caller_need_the_encoders_fingerprint(services, ind
         await retrieval.query_index(services, index, vector=vector[0], fingerprint="sha256:other")
 
 
-async def test_vectors_that_are_not_finite_or_too_short_are_named(services, index):
+async def test_vectors_that_are_not_finite_too_large_or_too_short_are_named(services, index):
     vectors = np.ones((2, 8), np.float32)
-    vectors[1, 3] = np.nan
     documents = [Document("c", "gamma"), Document("d", "delta")]
     options = {"vectors": vectors, "fingerprint": "sha256:words"}
-    with pytest.raises(InputError, match=r"documents\[1\]\.vector\[3\]: nan is not a finite"):
-        await indexes.upsert_documents(services, index, documents, **options)
+    for wrong, shown in ((np.nan, "nan"), (np.inf, "inf"), (-2e16, r"-2\S*e\+16")):
+        vectors[1, 3] = wrong
+        says = rf"^documents\[1\]\.vector\[3\]: {shown} is not a finite number up to 1e\+16"
+        with pytest.raises(InputError, match=says):
+            await indexes.upsert_documents(services, index, documents, **options)
     with pytest.raises(InputError, match="vector: 5 numbers, but index 'kb' has 8 dimensions"):
         await retrieval.query_index(
             services, index, vector=vectors[0, :5], fingerprint="sha256:words"
