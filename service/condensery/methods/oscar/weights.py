@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -42,17 +42,18 @@ from condensery.runtime.device import (
 )
 from condensery.store.store import ModelStore, shipped_store
 
+Held = Weights | EncoderWeights
 log = logging.getLogger(__name__)
 ALL = 1_000_000
 CPU = torch.device("cpu")
 GOLD = next(setting for setting in FIXED if setting.key == "gold")
-EXACT: Weights = "float"
+EXACT: Literal["float"] = "float"
 GENERATOR, COMPRESSOR = "generator", "compressor"
 # What figures of each are called, and the weights that ``opened`` is given.
 PARTS = {GENERATOR: "weights", COMPRESSOR: "compressor_weights"}
 
 
-def compare(rows: Sequence[Row], outcomes: Mapping[Weights, Sequence[Outcome]]) -> dict[str, Any]:
+def compare(rows: Sequence[Row], outcomes: Mapping[Held, Sequence[Outcome]]) -> dict[str, Any]:
     """Return what answers are worth by the weights that gave them, and what rounding costs.
 
     Args:
@@ -94,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--shipped", type=Path, default=shipped_store(), help="a second root (the shipped one)")
     add("--questions", type=Path, required=True, help="JSONL: question, answers, context, title")
     add("--of", choices=tuple(PARTS), default=GENERATOR, help="whose (%(default)s's)")
-    add("--weights", help="beside floats (int8,int4; of a compressor int8)")
+    add("--weights", help="beside floats (int8,int4; of a compressor int8, and int16 if named)")
     add("--count", type=int, default=ALL, help="questions sampled (all)")
     add("--seed", type=int, default=17)
     add("--at-once", type=int, default=16, help="questions under way at once (16)")
@@ -103,24 +104,25 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_weights(text: str | None, of: str = GENERATOR) -> list[Weights]:
-    """Read which weights are to be measured, floats first; None is all that ``of`` can have.
+def read_weights(text: str | None, of: str = GENERATOR) -> list[Held]:
+    """Read which weights are to be measured, floats first; None is all of 8 bits and fewer.
 
     Raises:
         InputError: One is unknown.
     """
-    can = WEIGHTS if of == GENERATOR else get_args(EncoderWeights)
-    names = can if text is None else [name for name in text.replace(" ", "").split(",") if name]
+    can: tuple[Held, ...] = WEIGHTS if of == GENERATOR else get_args(EncoderWeights)
+    usual = [known for known in can if known != "int16"]
+    names = usual if text is None else [name for name in text.replace(" ", "").split(",") if name]
     for name in names:
         if name not in can:
             raise InputError.at("weights", f"{name!r} is not one of {', '.join(can)}", name)
-    return [known for known in WEIGHTS if known in (EXACT, *names)]
+    return [known for known in can if known in (EXACT, *names)]
 
 
 def answer_all(
     args: argparse.Namespace,
     questions: Questions,
-    weights: Weights,
+    weights: Held,
     folder: Path,
     dtype: torch.dtype,
 ) -> list[Outcome]:

@@ -135,7 +135,7 @@ def test_a_compressors_are_measured_too_and_are_no_part_of_a_report(
     assert sum("compressor-int8" in name for name in kept) == 1
     with pytest.raises(InputError, match="holds neither of"):
         read_parts([out])
-    with pytest.raises(InputError, match="weights: 'int4' is not one of float, int8"):
+    with pytest.raises(InputError, match="weights: 'int4' is not one of float, int16, int8"):
         main([*words, "--of", "compressor", "--weights", "int4"])
 
 
