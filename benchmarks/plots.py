@@ -156,7 +156,8 @@ def _range(row: Mapping[str, Any] | None, key: str) -> tuple[float, float, float
 
 def _finished(figure: Figure, legends: list[Axes], title: str, report: Mapping[str, Any]) -> Figure:
     for axes in legends:
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, ncols=4, loc="upper center")
+        axes.margins(y=0.3)  # room above the bars for two lines of names
     figure.suptitle(f"{title}\n{tell_machine(report)}, {report['date']}", fontsize=10)
     return figure
 
