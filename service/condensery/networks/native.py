@@ -196,11 +196,7 @@ def multiply(
     assert not (half and width % 2)
     inputs = inputs.contiguous()
     output = inputs.new_empty((*inputs.shape[:-1], outputs))
-    if residual is not None:
-        assert not gelu
-        assert residual.dtype == inputs.dtype
-        assert residual.shape == output.shape
-        residual = residual.contiguous()
+    residual = _added(residual, output, gelu=gelu)
     loaded = kernels()
     assert loaded is not None
     rows = output.numel() // outputs
@@ -212,6 +208,16 @@ def multiply(
         *(output.data_ptr(), rows, width, outputs, gelu, threads, loaded.parallel),
     )
     return output
+
+
+def _added(residual: Tensor | None, output: Tensor, *, gelu: bool) -> Tensor | None:
+    """Check what is to be added to an output, which nothing can be after GELU."""
+    if residual is None:
+        return None
+    assert not gelu
+    assert residual.dtype == output.dtype
+    assert residual.shape == output.shape
+    return residual.contiguous()
 
 
 def pack_words(codes: Tensor) -> Tensor:
@@ -267,11 +273,7 @@ def multiply_words(
     assert 0 < steps < 1 << 15
     inputs = inputs.contiguous()
     output = inputs.new_empty((*inputs.shape[:-1], outputs))
-    if residual is not None:
-        assert not gelu
-        assert residual.dtype == inputs.dtype
-        assert residual.shape == output.shape
-        residual = residual.contiguous()
+    residual = _added(residual, output, gelu=gelu)
     rows = output.numel() // outputs
     room = torch.empty(rows * (1 + words.shape[1]), dtype=torch.int32)
     loaded = kernels()
@@ -347,11 +349,7 @@ def multiply_codes(
     assert bias is None or bias.is_contiguous()
     rows = rows.contiguous()
     output = rows.new_empty(count, outputs)
-    if residual is not None:
-        assert not gelu
-        assert residual.dtype == rows.dtype
-        assert residual.shape == output.shape
-        residual = residual.contiguous()
+    residual = _added(residual, output, gelu=gelu)
     room = torch.empty(count * (width + 4), dtype=torch.uint8)
     loaded = kernels()
     assert loaded is not None
