@@ -109,7 +109,9 @@ def quantise_linears(module: nn.Module, weights: Weights | EncoderWeights) -> in
     return replaced
 
 
-def product_of(weights: Literal["int16", "int8", "int4"]) -> Product:
+def product_of(
+    weights: Literal["int16", "int8", "int4"],
+) -> "type[Int16] | type[Int8] | type[Int4]":
     """Return the kind of product that holds such weights here; of 8 bits there are two."""
     if weights == "int4":
         return Int4
@@ -136,9 +138,10 @@ class RoundedProducts:
         self, *linears: nn.Linear, activation: Activation = "none", fp32: bool = False
     ) -> nn.Module:
         """Round linear layers of one input, outputs side by side, whatever ``fp32`` says."""
-        if self._weights == "int8" and not native.has_words():
-            return Int8(*joined(linears), activation, self._reach.get(linears[0]))
-        return (Int16 if self._weights == "int16" else WideInt8)(*joined(linears), activation)
+        kind = product_of(self._weights)
+        if issubclass(kind, Int16):
+            return kind(*joined(linears), activation)
+        return Int8(*joined(linears), activation, self._reach.get(linears[0]))
 
 
 @contextmanager
@@ -288,11 +291,10 @@ class Int16(nn.Module):
         norm = torch.linalg.vector_norm
         together = norm(exact, 1, dim=1) / norm(exact, torch.inf, dim=1).clamp_min(TINY)
         spread = 1.001 * together.nan_to_num(self.in_features).max().item() + 1  # sums in fp32
-        codes, scales = _round_outputs(exact)
         steps = 127
-        if not self.eight_bits and not _are_exact(exact, codes, scales):
+        if not self.eight_bits and not _was_rounded(exact):
             steps = min(math.isqrt(int(LARGEST / spread)), MOST_STEPS)
-            codes, scales = _round_outputs(exact, steps)
+        codes, scales = _round_outputs(exact, steps)
         self.steps = min(int(LARGEST / (steps * spread + self.in_features / 2)), MOST_STEPS)
         self.bias = None if bias is None else nn.Buffer(bias.detach().float())
         self.packed = native.pack_words(codes)
@@ -347,12 +349,13 @@ def _round_outputs(weight: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def _are_exact(weight: Tensor, codes: Tensor, scales: Tensor) -> bool:
-    """Tell whether codes are all there is to a weight: to a hundredth of a step."""
-    parts = zip(weight.split(PART), codes.split(PART), scales.split(PART), strict=True)
-    return all(
-        bool(((part / scale[:, None] - own).abs() <= 0.01).all()) for part, own, scale in parts
-    )
+def _was_rounded(weight: Tensor) -> bool:
+    """Tell whether codes of 8 bits are all there is to a weight: to a hundredth of a step."""
+    for part in weight.split(PART):  # of most the first says it
+        codes, scales = _round_outputs(part)
+        if not bool(((part / scales[:, None] - codes).abs() <= 0.01).all()):
+            return False
+    return True
 
 
 def _round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
