@@ -213,8 +213,8 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
     import torch
 
     from condensery.networks.stepping import Stepper
+    from condensery.runtime.compressor import Compressor
     from condensery.runtime.engine import Engine
-    from condensery.runtime.oscar import Compressor
     from condensery.runtime.queue import BatchLimits
     from condensery.runtime.sequence import GenerationRequest, TokenEvent
     from condensery.runtime.workers import Workers

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
 
 from prometheus_client import ProcessCollector
 
@@ -45,7 +44,6 @@ from condensery.fronts.relay import RelayedApp
 from condensery.index.lock import DataDirLock
 from condensery.index.maintenance import SNAPSHOTS
 from condensery.index.store import INDEXES, IndexStore
-from condensery.index.vector_database import DatabaseConfig, VectorDatabases
 from condensery.jobs.contexts import ContextStore
 from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.maintenance import SAMPLES_INDEX as SAMPLES
@@ -56,8 +54,15 @@ from condensery.jobs.shadows import Shadows
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics, watch_disk
 from condensery.networks.heavy_imports import import_networks, kept_for_good
+from condensery.other_servers import (
+    Say,
+    open_answer_server,
+    open_databases,
+    tell_generators,
+    watch_databases,
+)
 from condensery.request_context import Tracer
-from condensery.settings import Settings, read_generator_servers, read_names
+from condensery.settings import Settings, read_names
 from condensery.store.aliases import FILE as MODEL_ALIASES
 from condensery.store.checking import hashed_once
 from condensery.store.store import ModelStore, shipped_store
@@ -65,11 +70,8 @@ from condensery.tracing.opening import find_target, open_tracing
 from condensery.values import IndexCaps
 
 if TYPE_CHECKING:
-    from condensery.runtime.answer_server import RemoteGenerator
     from condensery.runtime.registry import ModelRegistry
 
-
-Say = Callable[[str], None]
 
 FAULT_STATUS = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
 TRACES_SECONDS = 5.0  # for the last spans, once all requests are done
@@ -280,7 +282,7 @@ class Server:
         if self._fronts is not None:
             self._fronts.begin()
         caps = IndexCaps(settings.max_indexes, settings.max_aliases, settings.max_snapshots)
-        databases = await asyncio.to_thread(self._open_databases)
+        databases = await asyncio.to_thread(open_databases, settings, say)
         stack.callback(databases.close)
         indexes = await asyncio.to_thread(
             IndexStore,
@@ -308,14 +310,14 @@ class Server:
             load = load_models if self._models is None else self._models.load
             registry = await load(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_registry, registry)
-        self._tell_generators(registry)
+        tell_generators(settings, registry, say)
         if self._models is not None:  # before that: what it runs elsewhere outlives this process
             stack.push_async_callback(asyncio.to_thread, self._models.close)
             self._signals.listen()
         watch_gpus(metrics, (workers.device for workers in registry.workers))
         admission = Admission(settings.max_requests, settings.max_inflight_bytes, metrics)
         health = Health()
-        self._watch_databases(databases, health, metrics)
+        watch_databases(databases, health, metrics)
         self._services = services = Services(
             registry=registry,
             indexes=indexes,
@@ -326,7 +328,7 @@ class Server:
             keys=self._keys,
             contexts=ContextStore(settings.max_context_bytes, metrics),
             search_mode=settings.search,
-            answer_server=self._open_answer_server(stack, metrics),
+            answer_server=open_answer_server(settings, stack, metrics, say),
             slow=SlowRequests(settings.slow_ms),
             uploads=Uploads(settings.data_dir),
             tracer=tracer,
@@ -366,85 +368,6 @@ class Server:
             stack.push_async_callback(tracing.close, TRACES_SECONDS)
             self._say(f"traces go to {target.endpoint} ({target.protocol})")
         return tracing
-
-    def _open_databases(self) -> VectorDatabases:
-        """Return where indexes have their vectors beside FAISS; a server is not asked yet."""
-        settings = self._settings
-        if settings.index_database is None:
-            return VectorDatabases()
-        key = settings.index_database_key
-        config = DatabaseConfig(
-            settings.index_backend,
-            settings.index_database,
-            key=None if key is None else key.get_secret_value(),
-            timeout_seconds=settings.index_database_timeout,
-            prefix=settings.index_database_prefix,
-        )
-        databases = VectorDatabases(config, settings.index_backend)
-        self._say(f"new indexes' vectors are in {config.backend} at {config.url}")
-        host = urlsplit(config.url).hostname or ""
-        if key is not None and config.url.startswith("http:") and is_reachable(host):
-            self._say(f"warning: its key goes to {host} unencrypted (index_database is no https)")
-        return databases
-
-    def _watch_databases(
-        self, databases: VectorDatabases, health: Health, metrics: Metrics
-    ) -> None:
-        """Let readiness, and a metric, follow whether indexes' vectors can be had."""
-        loop = asyncio.get_running_loop()
-
-        def note(fault: str | None) -> None:
-            health.set_unreachable(fault)
-            metrics.index_database_up.set(fault is None)
-
-        def tell(fault: str | None) -> None:
-            with contextlib.suppress(RuntimeError):  # of a thread, when the loop has ended
-                loop.call_soon_threadsafe(note, fault)
-
-        databases.watch(tell)
-
-    def _open_answer_server(
-        self, stack: AsyncExitStack, metrics: Metrics
-    ) -> "RemoteGenerator | None":
-        """Return what asks the server that writes answers, if one is set; it is not asked yet."""
-        from condensery.runtime.answer_server import AnswerServerConfig, RemoteGenerator
-
-        settings = self._settings
-        if settings.answer_with is None or settings.answer_model is None:
-            return None
-        key = settings.answer_key
-        config = AnswerServerConfig(
-            url=f"{settings.answer_with}/chat/completions",
-            model=settings.answer_model,
-            key=None if key is None else key.get_secret_value(),
-            timeout_seconds=settings.answer_timeout,
-            retries=settings.answer_retries,
-            passages=settings.answer_passages,
-            context_tokens=settings.answer_context_tokens,
-        )
-        server = RemoteGenerator(config, metrics)
-        stack.push_async_callback(server.close)
-        self._say(f"answers are written by {config.model!r} at {settings.answer_with}")
-        host = urlsplit(settings.answer_with).hostname or ""
-        if key is not None and settings.answer_with.startswith("http:") and is_reachable(host):
-            self._say(f"warning: its key goes to {host} unencrypted (answer_with is no https)")
-        return server
-
-    def _tell_generators(self, registry: "ModelRegistry") -> None:
-        """Say which pairs' generators run on other servers, and what is wrong with that."""
-        settings = self._settings
-        servers = read_generator_servers(settings.generator_servers or "")
-        pairs = {info.name for info in registry.models("oscar-pair")}
-        for name, url in servers.items():
-            self._say(f"the generator of {name} is at {url}")
-            if name not in pairs | set(registry.refusals()):  # it may be imported later
-                self._say(f"warning: generator_servers: no pair {name!r} is loaded")
-            elif reason := registry.unready(name):
-                self._say(f"warning: {reason}")
-            host = urlsplit(url).hostname or ""
-            if url.startswith("http:") and is_reachable(host):
-                what = "texts" if settings.answer_key is None else "its key and texts"
-                self._say(f"warning: {what} go to {host} unencrypted (its url is no https)")
 
     def _open_shadows(
         self,

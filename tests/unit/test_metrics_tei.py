@@ -6,8 +6,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from condensery import errors
-from condensery.metrics import TEI_ERRORS, Metrics
+from condensery.metrics import Metrics
 from condensery.request_context import RequestStats
+from condensery.tei_metrics import TEI_ERRORS
 
 # What TEI 1.9 has, by its sources.
 NAMES = {

@@ -23,13 +23,8 @@ from condensery.commands.common import (
     require_extra,
 )
 from condensery.errors import CondenseryError, InputError
-from condensery.values import (
-    INDEX_SEPARATOR,
-    SEARCH_MODES,
-    ModelIndex,
-    ModelInfo,
-    ModelReport,
-)
+from condensery.names import INDEX_SEPARATOR
+from condensery.values import SEARCH_MODES, ModelIndex, ModelInfo, ModelReport
 
 if TYPE_CHECKING:
     from condensery.settings import Settings

@@ -23,7 +23,8 @@ from condensery.errors import (
 )
 from condensery.index import checks
 from condensery.index.database import where
-from condensery.values import ALIAS_VERBS, Alias, AliasAction, alias_chain, is_circle, resolve_alias
+from condensery.names import alias_chain, is_circle, resolve_alias
+from condensery.values import ALIAS_VERBS, Alias, AliasAction
 
 FORMAT = 1
 

@@ -35,6 +35,7 @@ from condensery.index import fields, passages, selecting
 from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
 from condensery.index.read_write_lock import ReadWriteLock
+from condensery.index.restoring import Report
 from condensery.index.vector_database import (
     CollectionMissing,
     Point,
@@ -42,7 +43,7 @@ from condensery.index.vector_database import (
     Shape,
     VectorDatabase,
 )
-from condensery.index.vector_index import Report, Search, VectorStatus
+from condensery.index.vector_index import Search, VectorStatus
 from condensery.request_context import served_request
 from condensery.values import Floats, IndexSpec
 

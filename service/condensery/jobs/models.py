@@ -18,6 +18,7 @@ from condensery.errors import (
 )
 from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.services import Services
+from condensery.names import resolve_alias, split_model_name
 from condensery.values import (
     ModelIndex,
     ModelInfo,
@@ -26,8 +27,6 @@ from condensery.values import (
     ModelRole,
     ModelUnload,
     ModelVersion,
-    resolve_alias,
-    split_model_name,
 )
 
 # What each task needs; TEI's ``/info`` and infinity list pairs under rerank with or without a head.

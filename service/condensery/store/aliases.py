@@ -21,14 +21,9 @@ from condensery.errors import (
     StoreError,
     shorten,
 )
+from condensery.names import INDEX_SEPARATOR, alias_chain, is_circle, split_model_name
 from condensery.store.manifest import NAME_PATTERN
-from condensery.values import (
-    INDEX_SEPARATOR,
-    ModelIndex,
-    alias_chain,
-    is_circle,
-    split_model_name,
-)
+from condensery.values import ModelIndex
 
 FILE = "model-aliases.json"
 MOST = 1000

@@ -20,7 +20,7 @@ from tests.unit.index.conftest import (
 )
 
 from condensery.errors import StorageError
-from condensery.index import vector_index
+from condensery.index import restoring, vector_index
 from condensery.index.vectors import VectorCache
 from condensery.values import IndexSpec
 
@@ -42,7 +42,7 @@ def filled(request: pytest.FixtureRequest, data_dir: Path) -> Path:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file is one whose vectors are searched in it at first."""
-    monkeypatch.setattr(vector_index, "_READ_AT_ONCE", 0)
+    monkeypatch.setattr(restoring, "_READ_AT_ONCE", 0)
 
 
 class Gate:
@@ -361,7 +361,7 @@ def test_a_graph_that_is_ready_while_a_file_is_written_is_saved_after_the_next_w
     with open_store(filled) as store:
         if store.info("kb").kind == "flat":
             return
-    monkeypatch.setattr(vector_index, "_BUILT_AT_ONCE", 10)
+    monkeypatch.setattr(restoring, "_BUILT_AT_ONCE", 10)
     file.unlink()
     with open_store(filled, cache_every=10) as store:
         index = store.find("kb")

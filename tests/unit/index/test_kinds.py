@@ -20,7 +20,7 @@ from tests.unit.index.conftest import (
 )
 
 from condensery.errors import IndexExists, InputError
-from condensery.index import kinds, passages, vector_index
+from condensery.index import kinds, passages, restoring, vector_index
 from condensery.index.filters import Filter, Match, Range
 from condensery.index.kinds import OPTIONS, check_options
 from condensery.index.passages import Rows
@@ -328,7 +328,7 @@ def test_a_training_that_fails_is_told_once_and_tried_again_when_there_is_more(
 def test_an_index_whose_graph_is_lost_answers_exactly_until_it_has_a_new_one(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_index, "_BUILT_AT_ONCE", 100)
+    monkeypatch.setattr(restoring, "_BUILT_AT_ONCE", 100)
     with open_store(data_dir) as store:
         store.create("pq", IndexSpec(**{**SETTINGS, "dims": DIMS, "kind": "hnsw"}))
         write(store, range(300))

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from condensery.api.rest import http
+from condensery.api.rest import connections
 from condensery.api.rest.app import build_app
-from condensery.api.rest.http import BoundedProtocol, RestServer
+from condensery.api.rest.connections import BoundedProtocol
+from condensery.api.rest.http import RestServer
 from condensery.api.rest.middleware import ON_DISCONNECT
 
 
@@ -166,11 +167,11 @@ async def server(serve):
 @pytest.fixture
 def brief(monkeypatch):
     """Wait less long for who is refused to read why."""
-    monkeypatch.setattr(http, "REFUSAL_LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "REFUSAL_LINGER_SECONDS", 0.2)
 
 
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(BoundedProtocol, "head_seconds", 0.3)
     monkeypatch.setattr(BoundedProtocol, "take_seconds", 0.3)
-    monkeypatch.setattr(http, "REFUSAL_LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "REFUSAL_LINGER_SECONDS", 0.2)

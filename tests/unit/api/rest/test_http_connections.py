@@ -7,7 +7,7 @@ import socket
 import pytest
 from tests.unit.api.rest.wire import LIVEZ, connected, post, read_reply, until
 
-from condensery.api.rest import http
+from condensery.api.rest import connections, http
 from condensery.request_context import current_request
 
 
@@ -52,7 +52,7 @@ async def test_a_probe_is_answered_even_where_connections_are_too_many(serve):
 
 
 async def test_far_too_many_connections_are_ended_unheard(serve, services, monkeypatch):
-    monkeypatch.setattr(http, "SPARE_CONNECTIONS", 1)
+    monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 1)
     async with (
         asyncio.timeout(20),
         serve(max_connections=1) as port,
@@ -71,7 +71,7 @@ async def test_far_too_many_connections_are_ended_unheard(serve, services, monke
 async def test_a_connection_that_is_kept_and_idle_is_ended(serve, monkeypatch, most, roomy):
     """After long, or soon where over half of the connections are open."""
     monkeypatch.setattr(http, "IDLE_SECONDS", 1)
-    monkeypatch.setattr(http, "ROOMY_IDLE_SECONDS", roomy)
+    monkeypatch.setattr(connections, "ROOMY_IDLE_SECONDS", roomy)
     async with (
         asyncio.timeout(20),
         serve(max_connections=most) as port,
@@ -86,7 +86,7 @@ async def test_a_connection_that_is_kept_and_idle_is_ended(serve, monkeypatch, m
 async def test_a_kept_connection_stays_while_there_is_room(serve, monkeypatch):
     looks = []
     monkeypatch.setattr(http, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(http, "has_arrived", looks.append)
+    monkeypatch.setattr(connections, "has_arrived", looks.append)
     async with asyncio.timeout(20), serve() as port, connected(port) as (reader, writer):
         for _ in range(2):
             writer.write(LIVEZ)
@@ -104,8 +104,8 @@ async def test_a_kept_connection_whose_next_request_has_arrived_is_not_ended(ser
         return len(looks) == 1
 
     monkeypatch.setattr(http, "IDLE_SECONDS", 1)
-    monkeypatch.setattr(http, "ROOMY_IDLE_SECONDS", 1)
-    monkeypatch.setattr(http, "has_arrived", arrived)
+    monkeypatch.setattr(connections, "ROOMY_IDLE_SECONDS", 1)
+    monkeypatch.setattr(connections, "has_arrived", arrived)
     async with asyncio.timeout(20), serve() as port, connected(port) as (reader, writer):
         writer.write(LIVEZ)
         assert (await read_reply(reader))[0] == 200

@@ -10,7 +10,7 @@ import uvicorn
 from tests.unit.api.rest.wire import LIVEZ, asked, connected, post, read_reply
 from uvicorn.server import ServerState
 
-from condensery.api.rest.http import ConnectionBounds, make_protocol
+from condensery.api.rest.connections import ConnectionBounds, make_protocol
 from condensery.metrics import Metrics
 
 MANY = b"".join(b"x-h%d: %s\r\n" % (place, b"v" * 100) for place in range(400))

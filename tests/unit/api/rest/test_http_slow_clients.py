@@ -12,9 +12,10 @@ import uvicorn
 from tests.unit.api.rest.wire import EMBED, LIVEZ, asked, connected, post, read_reply, stingy, until
 from uvicorn.server import ServerState
 
-from condensery.api.rest import http, middleware
+from condensery.api.rest import middleware
 from condensery.api.rest.app import build_app
-from condensery.api.rest.http import BoundedProtocol, RestServer
+from condensery.api.rest.connections import BoundedProtocol, ConnectionBounds, make_protocol
+from condensery.api.rest.http import RestServer
 from condensery.values import Embedded
 
 
@@ -160,7 +161,7 @@ class Slow(asyncio.Transport):
 async def test_a_client_is_dropped_only_once_it_takes_nothing_at_all(monkeypatch, services):
     monkeypatch.setattr(BoundedProtocol, "take_seconds", 0.05)
     family = build_app(services).family_of
-    made = http.make_protocol(family, http.ConnectionBounds(), services.metrics)
+    made = make_protocol(family, ConnectionBounds(), services.metrics)
     config = uvicorn.Config(
         build_app(services), http=made, lifespan="off", ws="none", log_config=None
     )

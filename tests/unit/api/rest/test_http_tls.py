@@ -12,7 +12,7 @@ import uvloop
 from tests.unit.api.rest.wire import LIVEZ, connected, post, read_reply, until
 
 from condensery.api.ports import Tls
-from condensery.api.rest import http
+from condensery.api.rest import connections, http
 
 AUTHORITY = trustme.CA()
 
@@ -65,7 +65,7 @@ async def ended(reader):
 
 def test_silent_handshakes_are_as_few_as_connections_may_be(run, serve, services, tls, monkeypatch):
     async def test():
-        monkeypatch.setattr(http, "SPARE_CONNECTIONS", 1)
+        monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 1)
         async with serve(tls=tls, max_connections=2) as port:
             async with contextlib.AsyncExitStack() as stack:
                 silent = [await stack.enter_async_context(connected(port)) for _ in range(30)]
@@ -112,7 +112,7 @@ def test_who_does_not_hear_of_a_connections_end_holds_no_place(
 
     async def test():
         monkeypatch.setattr(http, "TLS_CLOSE_SECONDS", 0.1)
-        monkeypatch.setattr(http.BoundedProtocol, "head_seconds", 0.1)
+        monkeypatch.setattr(connections.BoundedProtocol, "head_seconds", 0.1)
         async with serve(tls=tls) as port:
             held = await asyncio.to_thread(shake, port)
             with held:
