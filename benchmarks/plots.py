@@ -193,7 +193,7 @@ def draw_soak(report: Mapping[str, Any]) -> Figure | None:
 def draw_index_size(report: Mapping[str, Any]) -> Figure | None:
     """Draw indexes by kind and size: a query, writing, starting, and the longest query."""
     rows = list(report["rows"].values())
-    figure = new_figure(8, 5.6)
+    figure = new_figure(9, 6)
     groups = [f"{row['kind']}\n{row['passages']:,}" for row in rows]
     panels: tuple[tuple[str, bool, Mapping[str, Callable[[Any], float | None]]], ...] = (
         (
@@ -225,7 +225,7 @@ def draw_index_size(report: Mapping[str, Any]) -> Figure | None:
             },
         ),
         (
-            "the longest query, ms (logarithmic)",
+            "longest query, ms (logarithmic)",
             True,
             {
                 f"{OURS}, {what}": lambda row, key=key: row[key]
@@ -246,7 +246,14 @@ def draw_index_size(report: Mapping[str, Any]) -> Figure | None:
         }
         bars(axes, groups, values, unit=unit, log=log)
         axes.tick_params(axis="x", labelsize=7)
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(
+            fontsize=7,
+            frameon=False,
+            ncols=3,
+            columnspacing=1,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1),
+        )
     figure.suptitle(f"Indexes at size\n{tell_machine(report['runs'][-1])}", fontsize=10)
     return figure
 
