@@ -13,8 +13,11 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3; do \
 	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
 	&& echo "$$name" && break; done)
 ARGS ?=
-# Of the tests, at a time. A file's tests stay together; each worker has servers of its own (1 GB each).
+# Of the tests, at a time; each worker has servers of its own (1 GB each).
 WORKERS ?= 2
+# A file's tests stay together. Files in the order of their names: those with few tests that take long
+# start servers, and come last otherwise, when the other worker has nothing left to do.
+BY_FILE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 HOST ?= http://127.0.0.1:8080
 TORCH ?= $(shell sed -n 's/^torch==//p' $(LOCK))
 # A package index with another build of PyTorch, CPU or CUDA; empty: pip looks where it always looks.
@@ -102,11 +105,11 @@ check: install ## Format, lint, types, import contracts, stubs, documents, size 
 		END { printf "%.1f MiB\n", bytes / 2^20; exit bytes > $(LIMIT_MIB) * 2^20 }'
 
 test: install ## The tests, but for slow and gpu ones; of each method a tiny run (ARGS for pytest)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 \
+	$(BIN)/pytest $(BY_FILE) \
 		-m "not slow and not gpu and not methods" $(ARGS)
 
 test-methods: install ## The tests of the methods that make models (ARGS for pytest)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 \
+	$(BIN)/pytest $(BY_FILE) \
 		-m "not slow and not gpu" tests/unit/methods $(ARGS)
 
 test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one those that fill the machine
@@ -117,7 +120,7 @@ test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one th
 	exit $$status
 
 test-fronts: install ## The contract tests, and how a server ends, with front processes (ARGS for pytest)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 --front-processes 2 \
+	$(BIN)/pytest $(BY_FILE) --front-processes 2 \
 		-m "not slow and not gpu" tests/contract tests/e2e/test_ending.py $(ARGS)
 
 test-ray: $(VENV)/.ray ## The contract tests with models in replicas on a Ray, and replicas that go (ARGS for pytest)

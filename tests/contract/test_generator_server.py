@@ -42,8 +42,10 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+def both(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Both]:
     """Start the front while nothing is behind it yet."""
+    if pytestconfig.getoption("--ray"):
+        pytest.skip("pairs on a Ray cluster generate there: the setting is refused")
     root = tmp_path_factory.mktemp("front")
     store = ModelStore(None, root / "models")
     import_minilm(store)

@@ -4,7 +4,10 @@ from typing import Any
 import pytest
 
 from condensery.cluster.config import ClusterConfig, Group, Scaling, read_config
+from condensery.cluster.loading import ClusterModels
 from condensery.errors import SettingError
+from condensery.metrics import Metrics
+from condensery.settings import Settings
 
 
 def read(folder: Path, text: str) -> ClusterConfig:
@@ -70,3 +73,22 @@ def test_what_is_wrong_is_named_with_its_place_and_value(text: str, tmp_path: Pa
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="can't be read: No such file"):
         read_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"models": "a,b"}, "models: on a Ray cluster its file names them"),
+        ({"generator_servers": "a=http://127.0.0.1:9"}, "generator_servers: pairs on a Ray"),
+        ({"front_processes": 2}, "front_processes: on a Ray cluster"),
+        ({"start_timeout_seconds": 60}, "ready_seconds 90 is not allowed: it must be below"),
+    ],
+)
+async def test_what_a_server_cannot_do_on_a_cluster_is_refused_before_it_is_joined(
+    wrong: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    models = ClusterModels(read(tmp_path, "ready_seconds: 90"))
+    settings = Settings(data_dir=tmp_path, **wrong)
+    with pytest.raises(SettingError, match=reason) as caught:
+        await models.load(settings, Metrics(tei=False), lambda line: None, usual_umask=0o022)
+    assert caught.value.field in {*wrong, "ready_seconds"}
