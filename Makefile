@@ -112,7 +112,7 @@ test-methods: install ## The tests of the methods that make models (ARGS for pyt
 	$(BIN)/pytest $(BY_FILE) \
 		-m "not slow and not gpu" tests/unit/methods $(ARGS)
 
-test-slow: $(VENV)/.browser ## The slow tests: two at a time; then one by one those that fill the machine
+test-slow: install $(VENV)/.browser ## The slow tests: two at a time; then one by one those that fill the machine
 	@status=0; \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --max-worker-restart 0 --durations 10 \
 		-m "slow and not gpu and not alone and not ray" || status=$$?; \
@@ -123,13 +123,13 @@ test-fronts: install ## The contract tests, and how a server ends, with front pr
 	$(BIN)/pytest $(BY_FILE) --front-processes 2 \
 		-m "not slow and not gpu" tests/contract tests/e2e/test_ending.py $(ARGS)
 
-test-ray: $(VENV)/.ray ## The contract tests with models in replicas on a Ray, and replicas that go (ARGS for pytest)
+test-ray: install $(VENV)/.ray ## The contract tests with models in replicas on a Ray, and replicas that go (ARGS for pytest)
 	@status=0; \
 	$(BIN)/pytest --ray -m "not slow and not gpu" tests/contract $(ARGS) || status=$$?; \
 	$(BIN)/pytest -m ray tests/ray $(ARGS) || status=$$?; \
 	exit $$status
 
-test-bench: $(VENV)/.bench ## The tests that need mteb, of the extra bench (ARGS for pytest)
+test-bench: install $(VENV)/.bench ## The tests that need mteb, of the extra bench (ARGS for pytest)
 	$(BIN)/pytest -n $(WORKERS) -m bench tests/unit/methods $(ARGS)
 
 proto: install ## Make service/condensery/stubs/ from proto/
@@ -141,13 +141,13 @@ openapi: install ## Make docs/openapi.json, the description of the REST API
 serve: install ## Serve on this machine (ARGS for condensery serve)
 	@exec $(BIN)/condensery serve $(ARGS)
 
-load: $(VENV)/.bench ## Load the server at HOST, or one of its own (ARGS for loadtests/load.py)
+load: install $(VENV)/.bench ## Load the server at HOST, or one of its own (ARGS for loadtests/load.py)
 	$(BIN)/python loadtests/load.py --host $(HOST) $(ARGS)
 
 faults: install ## Load a server of its own while faults are injected (ARGS for loadtests/faults.py)
 	$(BIN)/python loadtests/faults.py $(ARGS)
 
-bench: $(VENV)/.peers ## Measure encoding, the service and generating against their peers
+bench: install $(VENV)/.peers ## Measure encoding, the service and generating against their peers
 	$(BIN)/python benchmarks/encode.py $(ARGS)
 	$(BIN)/python benchmarks/service.py $(ARGS)
 	$(BIN)/python benchmarks/generate.py $(ARGS)

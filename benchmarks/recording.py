@@ -33,6 +33,7 @@ from condensery.capacity.machine import (  # noqa: F401 - found by the line abov
     read_cpu,
     tree_seconds,
 )
+from condensery.networks.native_build import library
 
 
 def raw(report: object) -> str:
@@ -66,13 +67,14 @@ class Recording:
         self._foreign = busy_seconds() - tree_seconds()
 
     def about(self) -> dict[str, Any]:
-        """Return date, command, machine, versions, and the load of others so far."""
+        """Return date, command, machine, kernels, versions, and the load of others so far."""
         seconds = time.monotonic() - self._began
         foreign = max(0.0, busy_seconds() - tree_seconds() - self._foreign)
         return {
             "date": self._date,
             "command": self._command,
             "machine": describe_machine(),
+            "kernels": library().exists(),  # of our own; torch is slower on a CPU
             "versions": {name: _version(name) for name in self._packages},
             "others": {
                 "seconds": round(seconds, 3),
@@ -91,8 +93,10 @@ def tell_machine(about: Mapping[str, Any]) -> str:
         about: From ``Recording.about``.
     """
     machine = about["machine"]
-    # Older files have no kind.
-    return f"{machine['cores']} cores of {machine['cpu']} ({machine.get('kind', 'kind not noted')})"
+    # Older files have no kind, and do not say whether there were kernels.
+    kind = machine.get("kind", "kind not noted")
+    missing = "" if about.get("kernels", True) else ", without kernels of our own"
+    return f"{machine['cores']} cores of {machine['cpu']} ({kind}{missing})"
 
 
 def tell_others(about: Mapping[str, Any]) -> str:
